@@ -47,6 +47,7 @@ def our_servers(
             name=name,
             group=OURS,
             autoregressive=configuration.drafter is None,
+            lossless=configuration.lossless,
             version=version,
             settings=configuration.model_dump(mode="json", exclude_defaults=True),
             configuration=configuration,

@@ -34,6 +34,7 @@ STYLES = {
     "confidence": Style("confidence", "#2fb074", "diamond"),
     "confidence_product": Style("confidence product", "#675b00", "diamond-tall"),
     "svip": Style("SVIP", "#f93443", "triangle-up"),
+    "pre_cut": Style("pre-cut", "#84484d", "pentagon"),
     "specdecpp": Style("SpecDec++", "#5125fd", "hexagram"),
     "decision": Style("decision model", "#91a1ff", "triangle-down"),
     "prompt_lookup": Style("prompt lookup", "#b14fff", "cross"),
@@ -47,6 +48,8 @@ VARIANTS = {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
     "break_even": STYLES["confidence_product"]._replace(name="break-even", symbol="arrow-up"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
+    "target_tree": STYLES["tree"]._replace(name="target's tree", symbol="star-diamond"),
+    "target_fork": STYLES["tree"]._replace(name="target's fork", symbol="star-diamond-open"),
     "dynamic_tree": STYLES["tree"]._replace(name="dynamic tree", symbol="star-square"),
     "suffix": STYLES["prompt_lookup"]._replace(name="suffix", symbol="circle-cross"),
     "token_cache": STYLES["prompt_lookup"]._replace(name="token cache", symbol="diamond-cross"),
@@ -68,7 +71,7 @@ GRID = "rgba(128,134,145,0.22)"
 TARGET_COLOUR = "#5d6a82"
 DRAFT_COLOURS = [STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]
 # A bandit's arms, in their order, and the dashes of bandits that are drawn in INK.
-ARM_COLOURS = [*DRAFT_COLOURS, STYLES["confidence"].colour, "#84484d"]
+ARM_COLOURS = [*DRAFT_COLOURS, STYLES["confidence"].colour, STYLES["pre_cut"].colour]
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 PARTS = {  # of the time of a token
     "target forwards": TARGET_COLOUR,

@@ -47,13 +47,14 @@ VIEWS = {
     "sweeps": View(
         "tags.family != ''",
         _columns("metrics", "speedup", "estimated_speedup", "tokens_per_second")
-        + _columns("metrics", "verification_rate", "discard_rate", "mat"),
+        + _columns("metrics", "verification_rate", "discard_rate", "mat")
+        + _columns("tags", "lossless"),
     ),
     "benchmarks": View(
         "tags.group != ''",
         _columns("metrics", *(f"over_autoregressive{end}" for end in ("", "_low", "_high")))
         + _columns("metrics", "tokens_per_second", "mean_accepted")
-        + _columns("tags", "temperature"),
+        + _columns("tags", "temperature", "lossless"),
     ),
     "heads": View(
         "tags.training != ''",

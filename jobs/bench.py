@@ -115,6 +115,9 @@ def _chosen(
             console.print("no champion yet (`specdec sweep` finds one): without its row")
             return PairSpec(), []
         spec, configuration, version = champion
+        if not configuration.lossless:
+            console.print(f"the champion, {configuration.label}, is lossy: without its row")
+            return spec, []
         console.print(f"champion  {configuration.label}, version {version}", soft_wrap=True)
         return spec, [configuration]
     else:

@@ -139,6 +139,12 @@ def _promote(config_id: str, alias: Any, uncertified: bool, engine: str | None) 
             " --uncertified accepts it without"
         )
     version = register(result, trial.id, alias=alias, server=engine)
+    if not trial.configuration.lossless:
+        console.print(
+            "[yellow]warning:[/yellow] a lossy method: its output does not keep the target's"
+            " distribution",
+            soft_wrap=True,
+        )
     said = "[yellow]warning:[/yellow] not certified"
     console.print(said if certificate is None else certificate.sentence)
     source = f"{alias} of {model_of(result.pair.name, engine)}, version {version}"

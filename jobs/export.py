@@ -94,6 +94,11 @@ def main(
     server = server_of(to, version, "plug_in" if plugin else None)
     choice, source = choose(config)
     pair, configuration = choice.pair, choice.configuration
+    if not configuration.lossless:
+        raise UserError(
+            f"{configuration.label} is lossy: {server.title} verifies every token, so it has no"
+            " counterpart"
+        )
     models = models_for(pair, server, plugin)
     find = partial(by_replay, pair=pair, configuration=configuration, traces=traces,
                    hardware=hardware, profile=profile)  # fmt: skip

@@ -42,6 +42,7 @@ ORIGINS = {
     TokenOrigin.LOOKUP: ("cyan", "copied from earlier text, accepted"),
     TokenOrigin.CACHE: ("blue", "a phrase kept from earlier rounds, accepted"),
     TokenOrigin.GRAMMAR: ("bright_green", "the only token that the grammar allows, accepted"),
+    TokenOrigin.TARGET: ("bright_yellow", "drawn by the target to begin a tree"),
     TokenOrigin.CORRECTION: ("red", "the target's, in place of a rejected token"),
     TokenOrigin.BONUS: ("yellow", "the target's own, after a draft accepted whole"),
 }

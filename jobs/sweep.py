@@ -72,6 +72,10 @@ def main(
         Path | None,
         Option(help="Placement (YAML): the devices that draft and target are on."),
     ] = None,
+    allow_lossy: Annotated[
+        list[str] | None,
+        Option(help="Lossy method that may become champion; repeatable."),
+    ] = None,
     clients: Annotated[
         str | None, Option(help="Clients at once, as 1,4,8: the plan's workload.")
     ] = None,
@@ -89,7 +93,8 @@ def main(
     name: Name = None,
     fresh: Fresh = False,
 ) -> None:
-    """Find the fastest lossless configuration of a pair on your prompts.
+    """Find the fastest lossless configuration of a pair on your prompts (or, with methods that you
+    allow by name, the fastest of all).
 
     Where `specdec record` has recorded the same pair, prompts and settings, configurations are
     replayed from that, thousands in a minute. Interrupted, the same command resumes where it
@@ -110,12 +115,14 @@ def main(
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
         cluster=None if cluster is None else str(cluster),
+        allow_lossy=allow_lossy or None,
         workload=None if clients is None else {"clients": sizes(clients, "--clients")},
     )
     config = config or (QUICK if engine is None else SERVERS)
     if engine is not None:
-        if no_replay:
-            raise UserError("--no-replay: not with --engine, which ranks by replay and races there")
+        given_here = {"--no-replay": no_replay, "--allow-lossy": allow_lossy}
+        if wrong := [option for option, value in given_here.items() if value]:
+            raise UserError(f"{wrong[0]}: not with --engine, which ranks by replay and races there")
         sweep_server(engine, config, overrides, profile, name, fresh)
         return
     if profile is not None:

@@ -9,5 +9,6 @@ STUDIES = {
     "bandits": "Compare bandits over drafters with each of their arms alone.",
     "forwards": "Time forwards of a model shape against the memory's bandwidth.",
     "plan-tree": "Propose the best static token tree from a recording.",
+    "drift": "Measure how far lossy drafting drifts from the target.",
     "bundled-pair": "Train the bundled pair from the standard library's source.",
 }

@@ -10,12 +10,14 @@ first that allows a decision makes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil, isfinite
 from typing import Literal, NamedTuple
 
 from cluster.serving.protocol.models import CanaryState
 from cluster.serving.served import Served
 from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
 from specdec_core.search.race import Race
 from specdec_core.tokens.statistics import Generation
 
@@ -138,7 +140,12 @@ class Canary:
         return not any(served.loop.running for served in other)
 
 
-def check_share(share: float) -> None:
-    """Raises :class:`UserError` for what is no part of the traffic."""
+def check_comparable(configurations: Iterable[Configuration], share: float) -> None:
+    """Raises :class:`UserError` where more than speed would have to be compared."""
     if not 0 < share < 1:
         raise UserError(f"canary: {share:g} of the traffic; expected more than 0 and less than 1")
+    for configuration in configurations:
+        if not configuration.lossless:
+            raise UserError(
+                f"{configuration.label} is lossy: texts would differ, and not only speed"
+            )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from cluster.placed_engine import check_models
-from cluster.serving.canary import Canary, Side, check_share
+from cluster.serving.canary import Canary, Side, check_comparable
 from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull, Submission
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.prefixes import Prefixes, Reason
@@ -293,7 +293,7 @@ class Fleet:
     async def try_out(self, deployment: Deployment, share: float) -> Deployment:
         """Give a challenger a `share` of the traffic, until it is promoted or dropped
         (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot be."""
-        check_share(share)
+        check_comparable((self.deployment.configuration, deployment.configuration), share)
         await asyncio.to_thread(check_deployable, self.deployment, deployment)
         async with self._changing:
             loaded = await self._load(deployment)

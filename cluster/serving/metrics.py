@@ -284,11 +284,11 @@ class Metrics(Collector, LoopObserver):
             evidence,
             "signal",
         )
-        labels = ["model_name", "configuration", "label", "certified"]
+        labels = ["model_name", "configuration", "label", "lossless", "certified"]
         info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
         certified = fleet.deployment.certificate is not None
-        served = [self._model, configuration.id, configuration.label, str(certified).lower()]
-        info.add_metric(served, 1)
+        flags = [str(flag).lower() for flag in (configuration.lossless, certified)]
+        info.add_metric([self._model, configuration.id, configuration.label, *flags], 1)
         yield info
 
     def _candidates(self, drafted: Mapping[int, int]) -> Metric:

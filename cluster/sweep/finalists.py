@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from statistics import median
 
@@ -36,12 +36,12 @@ def time_finalists(
     """Time the finalists on the prompts, and where the choice is not clear on `further` ones; count
     autoregressive decoding. Fills `result.timings`, `.race` and `.champion`. Returns the rounds of
     finalists that had only been replayed."""
-    contestants = [plan.autoregressive, *_finalists(plan, result)]
+    contestants = [plan.autoregressive, *_finalists(plan, result, observer)]
     race = FinalistRace(contestants, requests, further, bench, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
         _count(race, result, folder, observer)
-        return choose_challengers(result.trials, taken)
+        return choose_challengers(result.trials, taken, plan.allow_lossy)
 
     result.race = summary = race.run(challengers, plan.repeats, observer)
     result.champion = summary.champion
@@ -54,9 +54,15 @@ def time_finalists(
     return _compare(race, result, observer)
 
 
-def _finalists(plan: ResolvedPlan, result: SweepResult) -> list[Configuration]:
+def _finalists(
+    plan: ResolvedPlan, result: SweepResult, observer: SweepObserver
+) -> list[Configuration]:
     """The configurations to time: the best that may win, and all with asynchronous drafting."""
-    chosen = choose_finalists(result.trials, plan.finalists)
+    chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
+    lossy = {m for t in result.trials for m in t.configuration.lossy_methods}
+    if kept_out := sorted(lossy - set(plan.allow_lossy)):
+        names = ", ".join(kept_out)
+        observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
     asynchronous = [c for c in plan.configurations or () if c.asynchronous]
     return [*(trial.configuration for trial in chosen), *asynchronous]
 
@@ -106,11 +112,13 @@ def _compare(
     return {c.id: rounds_frame(race.generations(c), config_id=c.id) for c in replayed}
 
 
-def choose_finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
+def choose_finalists(
+    trials: Iterable[Trial], count: int, allow_lossy: Collection[str] = ()
+) -> list[Trial]:
     """The best trials by estimated speedup that may win, the fastest first. The best trial of every
     family comes before further trials of a family, so that the estimate alone does not decide
     between kinds of drafting. Asynchronous drafting is left out: all of it is timed."""
-    may_win = [t for t in trials if t.may_win and not t.configuration.asynchronous]
+    may_win = [t for t in trials if t.may_win(allow_lossy) and not t.configuration.asynchronous]
     ranked = by_estimate(t for t in may_win if t.configuration.drafter is not None)
     leaders: dict[str, Trial] = {}
     for trial in ranked:
@@ -119,7 +127,9 @@ def choose_finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
     return by_estimate([*chosen.values()][:count])
 
 
-def choose_challengers(trials: Sequence[Trial], taken: Mapping[str, float]) -> list[Configuration]:
+def choose_challengers(
+    trials: Sequence[Trial], taken: Mapping[str, float], allow_lossy: Collection[str] = ()
+) -> list[Configuration]:
     """The configurations that may win, were not timed and may be faster than all timed ones: by
     estimates corrected by the times that were `taken` (:mod:`specdec_core.search.estimates`), less
     their typical error. The likeliest first."""
@@ -129,7 +139,9 @@ def choose_challengers(trials: Sequence[Trial], taken: Mapping[str, float]) -> l
     promising = [
         trial
         for trial in trials
-        if trial.id not in taken and trial.may_win and expected.get(trial.id, inf) < within
+        if trial.id not in taken
+        and trial.may_win(allow_lossy)
+        and expected.get(trial.id, inf) < within
     ]
     promising.sort(key=lambda trial: expected[trial.id])
     return [trial.configuration for trial in promising]

@@ -243,7 +243,7 @@ class _Sweep:
         """Choose the champion, and configurations for the loads of a workload: by times taken
         alone, or for another machine by estimate."""
         if self.plan.hardware is not None:
-            may_win = [t for t in self.result.trials if t.may_win]
+            may_win = [t for t in self.result.trials if t.may_win(self.plan.allow_lossy)]
             self.result.champion = by_estimate(may_win)[0].id
             self._write_rounds({})
             self._choose_for_load(None)

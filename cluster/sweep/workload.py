@@ -41,7 +41,7 @@ def choose_for_workload(
     to `result.trials`. Without a bench, for another machine, the choice is by simulation alone."""
     if plan.workload is None:
         return
-    may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win]
+    may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win(plan.allow_lossy)]
     replay = _with_decoded(replay, may_win, bench, result, folder, observer)
     candidates = [each for each in may_win if can_simulate(replay, each)]
     if left_out := [each.label for each in may_win if each not in candidates]:

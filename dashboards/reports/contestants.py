@@ -50,6 +50,7 @@ def row_tags(row: Contender, temperature: float) -> dict[str, str]:
     tags = {
         "group": row.group,
         "version": row.version,
+        "lossless": str(row.lossless).lower(),
         "temperature": f"{temperature:g}",
     }
     if row.configuration is not None:

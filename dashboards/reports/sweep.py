@@ -100,15 +100,8 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
             f"{replay.configurations:,} configurations counted from {replay.recording}, "
             f"{replay.per_second:,.0f} a second, instead of {replay.forwards_saved:,} forwards",
         )
-    yield "lossless", LOSSLESS
+    yield "lossless", lossless(result)
     yield from environment.items()
-
-
-LOSSLESS = (
-    "yes: a candidate is kept with probability min(1, p/q) and else replaced by a draw from "
-    "norm(max(p − q, 0)), which keeps the target's distribution; greedy output is "
-    "the target's own up to rounding"
-)
 
 
 def decoding(result: SweepResult) -> str:
@@ -122,6 +115,17 @@ def decoding(result: SweepResult) -> str:
         parts += [] if sampling.greedy else [f"accepted {rule}"]
         ways.append(", ".join(parts))
     return "; ".join(ways) or "greedy"
+
+
+def lossless(result: SweepResult) -> str:
+    best = champion(result)
+    if best is not None and not best.configuration.lossless:
+        return "no: the champion is a lossy method, allowed by name"
+    return (
+        "yes: a candidate is kept with probability min(1, p/q) and else replaced by a draw from "
+        "norm(max(p − q, 0)), which keeps the target's distribution; greedy output is "
+        "the target's own up to rounding"
+    )
 
 
 def caveats(result: SweepResult) -> Iterator[str]:
@@ -152,6 +156,13 @@ def _about_champion(result: SweepResult) -> Iterator[str]:
         yield f"Not shown to be slower than the champion: {', '.join(tied)}."
     if result.race is not None:
         yield race_sentence(result.race)
+    lossy = [t for t in trials if not t.configuration.lossless]
+    if lossy:
+        yield (
+            f"{len(lossy)} of {len(trials)} configurations are lossy: they do not keep the "
+            "target's distribution, and none is the best unless it was allowed by name; "
+            "`specdec lab drift` measures by how much."
+        )
 
 
 def race_sentence(race: RaceSummary) -> str:

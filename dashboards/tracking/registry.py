@@ -93,6 +93,7 @@ def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int | 
     tags = {
         "config_id": configuration.id,
         "sweep": race.name,
+        "lossless": "true",
         "server": result.server,
         "server_version": race.autoregressive().version,
         "hardware": hardware,
@@ -148,7 +149,8 @@ def _create_model(client: MlflowClient, name: str, server: str | None = None) ->
     try:
         client.create_registered_model(
             name,
-            description="The fastest configuration found for this pair.",
+            description="The fastest configuration found for this pair; `lossless` says of each"
+            " version whether it keeps the target's distribution.",
             tags={} if server is None else {SERVER: server},
         )
     except MlflowException as error:
@@ -170,6 +172,7 @@ def _create_version(
         tags={
             "config_id": trial.id,
             "sweep": result.name,
+            "lossless": str(trial.configuration.lossless).lower(),
         },
         description=trial.configuration.label
         + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")

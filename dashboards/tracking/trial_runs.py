@@ -23,6 +23,7 @@ def trial_run(result: SweepResult, trial: Trial) -> LoggedRun:
         tags={
             "config_id": trial.id,
             "family": configuration.family,
+            "lossless": str(configuration.lossless).lower(),
             "stopped_early": str(not trial.finished).lower(),
             "counted": "replay" if trial.replayed else "live",
             "prompts_digest": result.prompts.digest,
@@ -52,6 +53,7 @@ def trials_table(result: SweepResult) -> pd.DataFrame:
             "config_id": trial.id,
             "configuration": result.labels[trial.id],
             "family": trial.configuration.family,
+            "lossless": trial.configuration.lossless,
             "counted": "replay" if trial.replayed else "live",
             **trial.metrics,
             **trial.counts,

@@ -1,4 +1,4 @@
-"""What the parts of decoding with Post-use take (its Table 9), measured live."""
+"""What the parts of decoding with Post-use & Pre-cut take (its Table 9), measured live."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 
 from specdec_core.config import Configuration
 from specdec_core.drafting.chain import LiveChainModel
-from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.engine import Engine, Request
@@ -22,7 +22,7 @@ from specdec_core.tokens.statistics import Counts
 M_D, M_T = "M_d forward", "M_t forward"
 CACHE, ROLL_BACK, CONTROLLER = "cache fetch and verify", "roll back", "controller step"
 REST = "everything else"
-METHOD = PostUseSettings(policy=BreakEvenSettings(max_tokens=24))
+METHOD = PostUseSettings(policy=PreCutSettings(max_tokens=24))
 
 
 @dataclass

@@ -50,7 +50,7 @@ def paper_svg(result: PapersResult, key: str) -> str:
                 value = result.value(prompts, configuration, quantity)
                 if configuration.drafter is None or math.isnan(value):
                     continue
-                parts = [method.name]
+                parts = [method.label]
                 parts += [f"{table.varied} = {table.values[number]}"] if table.varied else []
                 parts += [prompts] if len(sets) > 1 else []
                 measured = result.find(prompts, configuration)

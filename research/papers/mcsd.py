@@ -1,4 +1,5 @@
-"""Improved MCSD on recorded prompts: the values of decision models (Fig. 7)."""
+"""Improved MCSD on recorded prompts: the values of decision models (Fig. 7), and what
+target-initialised trees cost in quality (Table 1)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,19 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from research.drift.by_width import on_texts, target_tree
 from research.papers.decision_values import DecisionValues, decision_values
 from research.papers.post_use import draft_models
+from specdec_core.config import Sampling
+from specdec_core.models.pair import load_pair
 from specdec_core.recordings.schema import Recording
+
+WIDTHS = (1, 2, 3)
+BRANCHING = (4, 3, 1, 1)  # below the target's own tokens (§4.1)
+SAMPLING = Sampling(temperature=0.7)
+MOST = 4  # prompts of each set
+TEXTS = 2  # of each prompt
+LONGEST = 64  # tokens of a text
 
 
 def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
@@ -38,3 +49,17 @@ def judged(table: pd.DataFrame) -> list[DecisionValues]:
         )
         for (draft, _), rows in table.groupby(["draft", "kind"], sort=False)
     ]
+
+
+def quality(recordings: Mapping[str, Recording]) -> pd.DataFrame:
+    """What target-initialised trees write for some recorded prompts, as the target judges it: the
+    table of :func:`research.drift.by_width.on_texts` for every draft and width. Raises
+    :class:`UserError` for a pair without a draft model."""
+    first = next(iter(recordings.values()))
+    drafts, header = draft_models(first), first.header
+    trees = [target_tree(d, (w, *BRANCHING), SAMPLING) for d in drafts for w in WIDTHS]
+    prompts = [
+        tuple(t.tolist()) for each in recordings.values() for t in each.prompts.tokens[:MOST]
+    ]
+    longest = min(header.max_new_tokens, LONGEST)
+    return on_texts(load_pair(header.pair), trees, SAMPLING, prompts, TEXTS, longest)

@@ -169,6 +169,14 @@ class Method:
     configurations: tuple[Configuration, ...]
     reported: str = ""
 
+    @property
+    def lossless(self) -> bool:
+        return all(configuration.lossless for configuration in self.configurations)
+
+    @property
+    def label(self) -> str:
+        return self.name if self.lossless else f"{self.name} (lossy)"
+
 
 class PaperPlan(Value):
     """The tables, and the models and prompts to measure them on."""

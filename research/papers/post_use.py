@@ -26,9 +26,7 @@ def rounds(greedy: Mapping[str, Recording], times: Profile) -> pd.DataFrame:
     times), request, round, length. Raises :class:`UserError` for a pair without a draft model."""
 
     def lengths(replay: Replay, draft: str) -> pd.DataFrame:
-        context = replay.recording.prompts.context
-        seconds = times.t_target(1, context) + times.round_overhead
-        cost = float(f"{seconds / times.t_draft(draft, context):.3g}")
+        cost = times.target_cost(draft, replay.recording.prompts.context)
         found = best_lengths(replay, cost, draft)
         return found.rounds.assign(fixed=found.fixed)
 

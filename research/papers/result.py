@@ -31,8 +31,9 @@ T_95 = 2.0  # deviations of half a 95 % interval, with some thirty decodings
 
 def path_rate(generations: Iterable[Generation], depth: int) -> float:
     """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
-    the method's drafts, over all rounds but a request's first, which has no candidates. At
-    the end of a request only the remaining room counts as possible."""
+    the method's drafts, over all rounds but a request's first, which has no candidates. A token
+    that the target drew to begin a tree counts on neither side. At the end of a request only the
+    remaining room counts as possible."""
     accepted = possible = 0
     for generation in generations:
         accepted += sum(origin not in OF_THE_TARGET for origin in generation.origins)
@@ -99,8 +100,7 @@ class PapersResult(Document):
     measured: list[Measured]
     environment: dict[str, str] = Field(default={})
     target_costs: dict[str, float] = Field(
-        default={},
-        description="a target forward in candidates of a draft, where a policy asks",
+        default={}, description="a target forward in steps of a draft, where a policy asks for it"
     )
     differences: list[FirstDifference] = Field(default=[])
 
@@ -244,10 +244,11 @@ def _undetermined(columns: np.ndarray, seconds: np.ndarray) -> str:
 def _row(table: Table, method: Method, number: int, measured: Measured) -> dict[str, Any]:
     timing, configuration = measured.timing, measured.configuration
     return {
-        "method": method.name,
+        "method": method.label,
         "prompts": measured.prompts,
         **({table.varied: table.values[number]} if table.varied else {}),
         "temperature": configuration.sampling.temperature,
+        "lossless": configuration.lossless,
         **{name: measured.metrics.get(name, math.nan) for name in get_args(Quantity)},
         "speedup_low": timing.low if timing else math.nan,
         "speedup_high": timing.high if timing else math.nan,

@@ -194,7 +194,7 @@ def run_papers(
                 sets={key: sets[key] for key in sets if key in work},
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=bench.environment(),
-                target_costs=bench.__ray_call__(lambda own: own.engine.costs.known),
+                target_costs=bench.__ray_call__(lambda own: own.engine.costs.calls),
                 differences=_differences(bench, work, requests, folder),
             )
             result.save(folder.path)

@@ -34,13 +34,16 @@ FORWARDS = {
 }
 MOST_COLUMNS = 6  # on a console
 LEGEND = (
-    "Bold: the best of its column; “=” before a ratio: cannot be told from the fastest (the 95 % "
-    "interval of the paired ratio includes 1)."
+    "Bold: the best of its column among lossless methods; “=” before a ratio: cannot be told from "
+    "the fastest (the 95 % interval of the paired ratio includes 1); “(lossy)”: the output does "
+    "not keep the target's distribution."
 )
 
 
 def report(result: PapersResult) -> Report:
     """Every table that has a prompt set left, and what they say."""
+    methods = [m for key in result.tables() for m in result.plan.methods(key)]
+    lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
     sets = result.sets
     return Report(
         command="papers",
@@ -62,6 +65,7 @@ def report(result: PapersResult) -> Report:
         parts=[*tables(result), sentences(_named(result), "What the methods do", on_console=False)],
         metrics=dict(_metrics(result)),
         tags={
+            "lossy": ", ".join(lossy) or "none",
             **{f"prompts.{name}": prompts.digest for name, prompts in sets.items()},
             **result.environment,
         },
@@ -69,7 +73,7 @@ def report(result: PapersResult) -> Report:
 
 
 def findings(result: PapersResult) -> list[str]:
-    """For each prompt set the fastest configuration, and how it compares with the best
+    """For each prompt set the fastest lossless configuration, and how it compares with the best
     plain chain; each bandit against its best arm; and where each method of a table that varies a
     number is best."""
     lines: list[str] = []
@@ -81,6 +85,7 @@ def findings(result: PapersResult) -> list[str]:
             and m.timing is not None
             and m.configuration.drafter is not None
             and m.configuration.sampling.greedy
+            and m.configuration.lossless
         ]
         if timed:
             lines.append(_fastest_line(result, prompts, timed))
@@ -90,7 +95,7 @@ def findings(result: PapersResult) -> list[str]:
 
 
 class Timed(NamedTuple):
-    """A configuration that drafts, timed with greedy decoding."""
+    """A lossless configuration that drafts, timed with greedy decoding."""
 
     configuration: Configuration
     timing: Timing
@@ -167,12 +172,12 @@ def _against(result: PapersResult, key: str) -> Iterator[str]:
         found = [result.find(prompts, method.configurations[0]) for method in methods]
         timings = [measured.timing if measured else None for measured in found]
         shown = [
-            f"{method.name} {cells.of_ratio(timing.over(timings[0]))}"
+            f"{method.label} {cells.of_ratio(timing.over(timings[0]))}"
             for method, timing in zip(methods[1:], timings[1:], strict=True)
             if timing is not None and timings[0] is not None
         ]
         if shown:
-            yield f"{prompts}: times as fast as {methods[0].name}: {'; '.join(shown)}."
+            yield f"{prompts}: times as fast as {methods[0].label}: {'; '.join(shown)}."
 
 
 def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
@@ -215,7 +220,7 @@ def _peaks(result: PapersResult, key: str) -> Iterator[str]:
             if len(known) > 1:
                 best = max(known)
                 shown.append(
-                    f"{method.name} at {known[best]} ({cells.as_number(best, quantity.form)})"
+                    f"{method.label} at {known[best]} ({cells.as_number(best, quantity.form)})"
                 )
         if shown:
             best_values = "; ".join(shown)
@@ -266,14 +271,14 @@ def notes(result: PapersResult) -> list[str]:
         LEGEND,
     ]
     if result.target_costs:
-        costs = (f"{cost:g} candidates of {draft}" for draft, cost in result.target_costs.items())
+        costs = (f"{cost:g} steps of {draft}" for draft, cost in result.target_costs.items())
         lines.append(f"To policies that ask, a target forward costs {', '.join(costs)}: measured.")
     if missing:
         lines.append(f"Left out, because their prompts are not here: {', '.join(missing)}.")
     drafted = [
         (m.timing.differing_outputs, result.sets[m.prompts].count)
         for m in result.measured
-        if m.timing and m.configuration.drafter
+        if m.timing and m.configuration.drafter and m.configuration.drafter.lossless
         if m.configuration.sampling.greedy
     ]
     differing, outputs = (
@@ -281,8 +286,8 @@ def notes(result: PapersResult) -> list[str]:
     )
     if differing:
         lines.append(
-            f"{differing} of {outputs:,} greedy outputs differ from autoregressive decoding's:"
-            " verifying several tokens at once rounds differently."
+            f"{differing} of {outputs:,} greedy outputs of lossless methods differ from"
+            " autoregressive decoding's: verifying several tokens at once rounds differently."
         )
         lines += _gaps(result)
     return lines
@@ -315,7 +320,7 @@ def _named(result: PapersResult) -> Iterator[tuple[str, Configuration]]:
     for key, table in result.tables().items():
         value = f" at {table.varied} = {table.values[0]}" if table.varied else ""
         for method in result.plan.methods(key):
-            yield f"{method.name}{value}", method.configurations[0]
+            yield f"{method.label}{value}", method.configurations[0]
 
 
 # The tables
@@ -348,7 +353,7 @@ def _table(result: PapersResult, key: str) -> Section:
         for number in range(len(table.values))
         for quantity in table.columns
     ]
-    texts: list[list[str]] = [[method.name for method in methods]]
+    texts: list[list[str]] = [[method.label for method in methods]]
     best: set[tuple[int, int]] = set()
     for place, column in enumerate(columns, start=1):
         values = [
@@ -409,11 +414,11 @@ def _brief(columns: pd.Index) -> list[str | tuple[str, str]]:
 
 
 def _leader(methods: Sequence[Method], column: Column, values: Sequence[float]) -> Method | None:
-    """The best method of a column; none where there is nothing to choose from."""
+    """The best lossless method of a column; none where there is nothing to choose from."""
     known = [
         (value, method)
         for value, method in zip(values, methods, strict=True)
-        if not math.isnan(value)
+        if method.lossless and not math.isnan(value)
     ]
     if len(known) < 2:
         return None

@@ -17,7 +17,7 @@ from specdec_core.config.expected import expected, written
 T = TypeVar("T")
 
 # The keys by which a configuration names what it reads beside its models, or the place of that.
-READ = ("head", "state")
+READ = ("head", "state", "table")
 
 
 class Value(BaseModel):

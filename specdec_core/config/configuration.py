@@ -112,7 +112,7 @@ class Configuration(Value):
             return self
 
         def at_cost(policy: PolicySettings, draft: str | None) -> PolicySettings:
-            return policy.at_cost(costs.target_in_candidates(draft)) if policy.asks_cost else policy
+            return policy.at_cost(policy.cost_by(costs, draft)) if policy.asks_cost else policy
 
         return self.model_copy(update={"drafter": _changed(self.drafter, None, at_cost)})
 
@@ -172,6 +172,16 @@ class Configuration(Value):
     def drafts_itself(self) -> bool:
         """Whether the target's process runs a draft model."""
         return self.drafter is not None and _runs_draft(self.drafter)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output provably has the target's distribution."""
+        return self.drafter is None or self.drafter.lossless
+
+    @property
+    def lossy_methods(self) -> frozenset[str]:
+        """The kinds of its drafters that do not keep the target's distribution."""
+        return frozenset(p.kind for p in self.parts if not p.parts and not p.lossless)
 
     def unsupported_reason(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell what decoding by it would do; None where it can."""

@@ -31,12 +31,24 @@ class DrafterSettings(KindSettings):
     """
 
     role: ClassVar[str] = "Drafter"
+    may_be_lossy: ClassVar[bool] = False  # whether some of its settings change the output
+    target_started: ClassVar[bool] = False  # whether the target draws the first tokens of its trees
 
     def model_post_init(self, _: Any) -> None:
+        if begun := [part.kind for part in self.parts if part.target_started]:
+            raise ValueError(
+                f"{self.kind}: a {begun[0]} begins with the target's tokens; it cannot be a part of"
+                " another drafter"
+            )
         if self.nodes > MOST_NODES:
             raise ValueError(
                 f"{self.kind}: a tree of {self.nodes} nodes, at most {MOST_NODES} are possible"
             )
+
+    @property
+    def sentence(self) -> str:
+        lossy = "" if self.lossless else " The output does not keep the target's distribution."
+        return super().sentence + lossy
 
     @property
     def name(self) -> str:
@@ -77,6 +89,11 @@ class DrafterSettings(KindSettings):
     def family(self) -> str:
         """Drafters that differ only in their numbers share a family."""
         return self.kind
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output provably keeps the target's distribution."""
+        return all(part.lossless for part in self.parts)
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:

@@ -22,6 +22,9 @@ MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a r
 class Costs(Protocol):
     """What a target forward costs, by the name of the draft model; None is the pair's first."""
 
+    def target_cost(self, draft: str | None = None) -> float:
+        """In calls of the draft model."""
+
     def target_in_candidates(self, draft: str | None = None) -> float:
         """In what a candidate takes: a call of the draft model, and a place in the target's
         forward."""
@@ -60,8 +63,12 @@ class PolicySettings(KindSettings):
         """Whether it takes the cost of a target forward from a profile (:meth:`at_cost`)."""
         return False
 
+    def cost_by(self, costs: Costs, draft: str | None) -> float:
+        """The cost that it asks for, by what is known of the draft model's."""
+        return costs.target_cost(draft)
+
     def at_cost(self, target_cost: float | Literal["profile"]) -> PolicySettings:
-        """These settings where a target forward costs `target_cost` candidates."""
+        """These settings where a target forward costs `target_cost`, in their own unit."""
         return self
 
     def unsupported_reason(self, recording: RecordingFacts) -> str | None:
@@ -76,6 +83,10 @@ class PolicySettings(KindSettings):
 
 
 TargetCost = Annotated[
+    Annotated[float, Field(gt=0)] | Literal["profile"],
+    Field(description="a target forward in draft calls; profile: as measured"),
+]
+CandidateCost = Annotated[
     Annotated[float, Field(gt=0)] | Literal["profile"],
     Field(
         description="a target forward in what a candidate takes, a draft call and a place in the"

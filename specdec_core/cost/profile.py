@@ -95,9 +95,14 @@ class Profile(Value):
         forward = self.drafts[draft].seconds(width, context)
         return forward + self.draft_overhead.get(draft, 0.0)
 
+    def target_cost(self, draft: str | None = None, context: float | None = None) -> float:
+        """A round's target forward in drafting steps (Post-use & Pre-cut, §5.2), to three digits:
+        c = t_target / t_draft, with what the engine adds to both."""
+        seconds = self.t_target(1, context) + self.round_overhead
+        return float(f"{seconds / self.t_draft(draft, context):.3g}")
+
     def target_in_candidates(self, draft: str | None = None) -> float:
-        """A round's target forward, with what the engine adds to it, in what a candidate takes:
-        t_draft and a place in the target's forward. To three digits."""
+        """The same in what a candidate takes, t_draft and a place in the target's forward."""
         place = max(self.t_target(1 + CANDIDATES) - self.t_target(1), 0.0) / CANDIDATES
         seconds = self.t_target(1) + self.round_overhead
         return float(f"{seconds / (self.t_draft(draft) + place):.3g}")

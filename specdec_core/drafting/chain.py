@@ -319,7 +319,7 @@ def _signals(
 ) -> Signals:
     """The signals of all new tokens, given the forward's output and distributions
     (n, vocabulary); `accepted` are the tokens' places in their rows."""
-    rows: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int]] = []
     first = 0
     for draft, row, count in zip(drafts, accepted, output.counts, strict=True):
         slot, tree = draft.state.slot, draft.tree
@@ -327,10 +327,10 @@ def _signals(
         for position, ((token, _), place) in enumerate(
             zip(draft.new, row, strict=True), len(tree) + 1
         ):
-            rows.append((slot, token, position, first + place))
+            rows.append((slot, token, position, first + place, tree.draft_forwards))
         first += count
-    slots, tokens, positions, places = map(list, zip(*rows, strict=True))
+    slots, tokens, positions, places, calls = map(list, zip(*rows, strict=True))
     source = output if probs is None else None
     return Signals(
-        slots, tokens, positions, output.logits, probs, output.hidden, places, source=source
+        slots, tokens, positions, output.logits, probs, output.hidden, places, calls, source=source
     )

@@ -23,10 +23,12 @@ class DraftContext:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
-    def room(self, sequence: SlotState) -> int:
-        """The depth that the draft model's tree may have: within the sequence's room, as far as the
-        draft model can read the sequence and the candidates but for the last level."""
-        return max(min(sequence.room, self.runner.max_length - len(sequence.tokens) + 1), 0)
+    def room(self, sequence: SlotState, begun: bool = False) -> int:
+        """The depth that the draft model's tree may have, below a token of the target's where that
+        has `begun` it: within the sequence's room, as far as the draft model can read the sequence
+        and the candidates but for the last level."""
+        text = len(sequence.tokens) + begun
+        return max(min(sequence.room, self.runner.max_length - text + 1), 0)
 
     def pending(self, sequence: SlotState) -> list[int]:
         """Committed tokens that the draft model has not read, at least the last one."""
@@ -42,8 +44,9 @@ class DraftContext:
         """Keep the accepted nodes of a tree in the cache; nothing is computed again. `cached` gives
         the cache offset, from the sequence before the round, of each node that was read; of a chain
         it may also give the last node, which is not always read."""
-        # The round has added the path and the target's own token.
-        slot, before = sequence.slot, len(sequence.tokens) - outcome.accepted - 1
+        # The round has added the path and, unless it begins the next tree, the target's own token.
+        own = 0 if outcome.tree.begun else 1
+        slot, before = sequence.slot, len(sequence.tokens) - outcome.accepted - own
         read = self.runner.lengths[slot] - before
         if read > 0:
             accepted = takewhile(lambda n: n in cached and cached[n] < read, outcome.path)

@@ -52,7 +52,7 @@ class Drafter:
     """Proposes a token tree for each slot and learns from its outcome."""
 
     # The parents of trees that the target is fed, whole or cut. Their first node is the sequence's
-    # last token.
+    # last token, unless the target has read that.
     shapes: Sequence[Sequence[int]] = ()
     memory: DrafterMemory | None = None  # what is kept for later requests; None: nothing
     parts: Sequence[Drafter] = ()  # the drafters that it is made of; they see the same requests

@@ -52,9 +52,9 @@ class RecordedDraft(RecordedLengths, Protocol):
     def chain(self, start: int) -> list[int]:
         """The tokens of the chain from a start, as far as recorded."""
 
-    def signals(self, start: int, drafted: int, new: int) -> Signals:
+    def signals(self, start: int, drafted: int, new: int, calls: int) -> Signals:
         """The signals, in slot 0, of `new` candidates after the first `drafted` ones of the chain
-        from a start."""
+        from a start; the chain took `calls` forwards of the draft model so far."""
 
     def chains(self, drafted: np.ndarray) -> KnownRounds:
         """Chains of `drafted` candidates (T,), or as many as they can have."""
@@ -123,7 +123,7 @@ class RecordedChain(ChainModel):
         draft.new = [(token, None) for token in self._chain[drafted : drafted + accepted + 1]]
         tree.draft_forwards += 1
         tree.draft_tokens += 1 + len(guess)
-        return self.track.signals(self.start(), drafted, len(draft.new))
+        return self.track.signals(self.start(), drafted, len(draft.new), tree.draft_forwards)
 
 
 class KnownLengths(LengthPolicy):

@@ -119,11 +119,11 @@ class ActiveRequest:
             self.prefill_seconds, prompt = after, self._prompt_logprobs
         round = Round(
             position=len(self.origins) - len(addition.tokens),
-            drafted=len(tree),
-            accepted=len(addition.path),
+            drafted=len(tree) - tree.begun,
+            accepted=len(addition.path) - bool(tree.begun),
             generated=len(addition.tokens),
             draft_forwards=tree.draft_forwards,
-            depth=tree.depth,
+            depth=tree.depth - bool(tree.begun),
             draft_tokens=tree.draft_tokens,
             arm=tree.arm,
             **seconds,

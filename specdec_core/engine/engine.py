@@ -29,10 +29,11 @@ from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.states import DrafterMemory
+from specdec_core.drafting.target_started.drafter import TargetStarted
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
-from specdec_core.engine.judging import Judgement, judge
+from specdec_core.engine.judging import Judgement, judge, judge_by_rule
 from specdec_core.engine.prefixes import CachedPrefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
@@ -117,6 +118,7 @@ class Engine:
         self.scheduler.limits = self.scheduler.limits.verifying(configuration.candidates)
         self.max_length = _length(self.pair, self.scheduler.limits)
         self.drafter: Drafter | None = None
+        self._starter: TargetStarted | None = None  # the drafter, where the target begins its trees
         self._seeds.clear()
         self.drafts.reset()
         if configuration.drafter is not None:
@@ -135,6 +137,8 @@ class Engine:
             assert priced.drafter is not None
             built = resources.build(priced.drafter)  # also opens the draft runners that it needs
             self.drafter = built if drafter is None else drafter
+            if isinstance(self.drafter, TargetStarted):
+                self._starter = self.drafter
             for shape in self.drafter.shapes:
                 self.target.expect(shape)
 
@@ -421,9 +425,12 @@ class Engine:
 
     def _drafts(self, request: ActiveRequest) -> bool:
         """Whether the drafter drafts in a request's round: not in the first one, and not where the
-        grammar gives candidates that cost nothing."""
+        grammar gives candidates that cost nothing. A request without speculation is drafted for
+        only where the target's tokens begin the trees."""
         if self.drafter is None or not request.begun or request.state.slot in self._forced:
             return False
+        if self._starter is not None:
+            return True
         return request.request.speculate != 0 and not request.plain
 
     def _forced_tokens(self, request: ActiveRequest) -> TokenTree | None:
@@ -435,7 +442,7 @@ class Engine:
             return None
         if request.plain:
             return None
-        if self.configuration.asynchronous:
+        if self._starter or self.configuration.asynchronous:
             return None
         room = min(request.room, max((len(s) - 1 for s in drafter.shapes), default=request.room))
         output = request.state.tokens[len(request.request.tokens) :]
@@ -455,8 +462,8 @@ class Engine:
             [*(state.slot for state in states), *chunks],
             [*(text + tree.tokens for text, tree in rows), *chunks.values()],
             [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
-            # Of the sequence's last token and each candidate.
-            [*(len(tree) + 1 for tree in trees), *[0] * len(chunks)],
+            # Of the sequence's last token, unless the target began the tree, and each candidate.
+            [*(len(tree) + (not tree.begun) for tree in trees), *[0] * len(chunks)],
         )
         begun = [n for n, request in enumerate(active) if request.begun]
         self.scheduler.fed([len(trees[n]) for n in begun])
@@ -469,7 +476,8 @@ class Engine:
             self.drafter.arrived([states[n] for n in drafted], [trees[n] for n in drafted])
         if any(request.logprobs is not None for request in active):
             _ = output.logits  # now: nothing of a round is kept before all of it is known
-        judgements = judge(states, trees, output, likely)
+        judged = judge_by_rule if self._starter is None else self._starter.judge
+        judgements = judge(states, trees, output, likely, judged)
         self._clock.verified()
         return judgements
 
@@ -499,7 +507,8 @@ class Engine:
             size = len(tokens)
             logprobs = None
             if request.logprobs is not None:
-                logprobs = request.logprobs.add(tree, path, tokens, judgement.logits())
+                logits, starts = judgement.logits(), self._starter is not None
+                logprobs = request.logprobs.add(tree, path, tokens, logits, starts)
             addition = Addition(tree, path[:size], tokens, origins[:size], text, reason, logprobs)
             request.add(addition)
             additions.append(addition)
@@ -522,9 +531,9 @@ class Engine:
         """Add nothing, because the target's logits are no numbers. A candidate may have caused
         that, so the next round has none. Without candidates, the request ends."""
         state = request.state
-        request.plain = len(tree) > 0
+        request.plain = len(tree) > tree.begun
         if request.plain:
-            self.target.truncate(state.slot, len(state.tokens) - 1)
+            self.target.truncate(state.slot, len(state.tokens) - (not tree.begun))
             self.drafts.cut(state.slot, len(state.tokens) - 1)
             if self.drafter is not None:
                 self.drafter.missed(state)

@@ -13,6 +13,7 @@ import logging
 import statistics
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from specdec_core.base.environment import machine
 from specdec_core.base.files import alone, write_atomically
@@ -28,53 +29,75 @@ log = logging.getLogger(__name__)
 _REPEATS = 7  # the first ones warm up
 
 
+class MeasuredForward(NamedTuple):
+    """A target forward of one token, to three digits: in `calls` of a draft model,
+    c = t_target / t_draft (Post-use & Pre-cut, §5.2), and in `candidates`, each of which takes
+    t_draft and a place in the target's forward."""
+
+    calls: float
+    candidates: float
+
+
 class ForwardCosts:
-    """The cost of a target forward beside the runners of a pair's drafts: `known`, by draft, to
-    three digits, in what a candidate takes: a call of the draft model and a place in the target's
-    forward. Measuring interleaves the models and leaves their rows unchanged. For a target in
-    another program, `target` is a function of n that returns the seconds of a forward of n tokens.
+    """The cost of a target forward beside the runners of a pair's drafts: `known`, by draft.
+    Measuring interleaves the models and leaves their rows unchanged. For a target in another
+    program, `target` is a function of n that returns the seconds of a forward of n tokens.
     """
 
     def __init__(
         self, pair: Pair, target: ModelRunner | Callable[[int], float], drafts: DraftRunners
     ) -> None:
         self._pair, self._target, self._drafts = pair, target, drafts
-        self.known: dict[str, float] = {}
+        self.known: dict[str, MeasuredForward] = {}
+
+    @property
+    def calls(self) -> dict[str, float]:
+        """The known costs, in calls of each draft."""
+        return {name: cost.calls for name, cost in self.known.items()}
+
+    def target_cost(self, draft: str | None = None) -> float:
+        """See :class:`specdec_core.config.Costs`."""
+        return self._of(draft).calls
 
     def target_in_candidates(self, draft: str | None = None) -> float:
         """See :class:`specdec_core.config.Costs`."""
+        return self._of(draft).candidates
+
+    def _of(self, draft: str | None) -> MeasuredForward:
         name = self._pair.draft_name(draft)
         if name not in self.known:
             self.known[name] = self._found(name)
         return self.known[name]
 
-    def _found(self, name: str) -> float:
+    def _found(self, name: str) -> MeasuredForward:
         if isinstance(self._target, ModelRunner):
             return _kept(self._pair, self._target, self._drafts, name)
         return _measured(self._pair, self._target, self._drafts, name)
 
 
-def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> float:
+def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> MeasuredForward:
     timed = partial(time_forward, target)
     if name not in pair.fingerprints:  # a model that was made here, and is nowhere else
         return _measured(pair, timed, drafts, name)
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
     runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
     run_by = type(target).__name__  # a target may be split among processes
-    facts = json.dumps(["candidates", weights, runner, run_by, machine()], sort_keys=True)
+    facts = json.dumps([weights, runner, run_by, machine()], sort_keys=True)
     kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with alone(kept):
             if not kept.exists():
-                write_atomically(kept, str(_measured(pair, timed, drafts, name)))
-        return float(kept.read_text())
+                write_atomically(kept, json.dumps(_measured(pair, timed, drafts, name)))
+        return MeasuredForward(*json.loads(kept.read_text()))
     except OSError as error:
         log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
         return _measured(pair, timed, drafts, name)
 
 
-def _measured(pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str) -> float:
+def _measured(
+    pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str
+) -> MeasuredForward:
     if name in pair.draft_models:
         own = drafts.open(name)
     else:
@@ -86,4 +109,4 @@ def _measured(pair: Pair, target: Callable[[int], float], drafts: DraftRunners, 
         seconds.append(times)
     alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
     place = max(more - alone, 0.0) / CANDIDATES
-    return float(f"{alone / (of_draft + place):.3g}")
+    return MeasuredForward(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))

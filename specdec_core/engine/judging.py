@@ -20,12 +20,26 @@ from specdec_core.tokens.verification import Verdict
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The verdict on a slot's tree. `choices` are the target's own tokens: [0] after the text,
-    [i + 1] after node i. `logits` returns the target's own (places, vocabulary): after the text
-    and after each node."""
+    [i + 1] after node i. `logits` returns the target's own (places, vocabulary): after the text,
+    unless the target began the tree, and after each node."""
 
     verdict: Verdict
     choices: list[int]
     logits: Callable[[], Tensor]
+
+
+# The verdict on a tree and the target's choices, given a slot's state, what the target reads of the
+# tree and a function that returns the logits which tokens are drawn from.
+Judge = Callable[[SlotState, VerifierOutput, Callable[[], Tensor]], tuple[Verdict, list[int]]]
+
+
+def judge_by_rule(
+    state: SlotState, reading: VerifierOutput, _: Callable[[], Tensor]
+) -> tuple[Verdict, list[int]]:
+    """The judgement of the rule for the request's sampling."""
+    rule = rule_of(state.sampling)
+    choices = rule.choices(reading)
+    return rule.verify(reading, choices), choices
 
 
 def judge(
@@ -33,6 +47,7 @@ def judge(
     trees: Sequence[TokenTree],
     output: Output,
     likely: list[list[int]],
+    judged: Judge = judge_by_rule,
 ) -> list[Judgement | None]:
     """Accept or reject the candidates of each slot; None for a slot where some logits are no
     numbers. The first rows of `output` are the slots', `likely` its choices."""
@@ -51,14 +66,16 @@ def judge(
         drawn = distributions(final.logits, samplings)
         assert drawn is not None
         probs = drawn.split(counts)
-    judgements: list[Judgement | None] = []
-    for n, (state, tree) in enumerate(zip(states, trees, strict=True)):
-        if NO_TOKEN in read[n] or NO_TOKEN in likely[n]:
-            judgements.append(None)
-            continue
-        reading = VerifierOutput(tree, likely[n], probs[n], state.random, len(state.tokens))
-        rule = rule_of(state.sampling)
-        choices = rule.choices(reading)
-        verdict = rule.verify(reading, choices)
-        judgements.append(Judgement(verdict, choices, partial(output.of_row, n)))
-    return judgements
+    return [
+        None
+        if NO_TOKEN in read[n] or NO_TOKEN in likely[n]
+        else Judgement(
+            *judged(
+                state,
+                VerifierOutput(tree, likely[n], probs[n], state.random, len(state.tokens)),
+                partial(final.of_row, n),
+            ),
+            partial(output.of_row, n),
+        )
+        for n, (state, tree) in enumerate(zip(states, trees, strict=True))
+    ]

@@ -19,6 +19,7 @@ class Logprobs:
 
     count: int
     tokens: list[TokenLogprobs] = field(default_factory=list)
+    _start: Tensor | None = None  # (1, vocabulary) logits where the tree's first tokens were drawn
 
     def add(
         self,
@@ -26,11 +27,19 @@ class Logprobs:
         path: Sequence[int],
         tokens: Sequence[int],
         logits: Tensor,
+        draws_start: bool,
     ) -> list[TokenLogprobs]:
         """The log-probabilities of a round's new `tokens`: the accepted `path` of the tree and, in
         most rounds, a token that the target chose itself. `logits` are the target's (places,
-        vocabulary), after the sequence and each node that it was fed."""
+        vocabulary), after the sequence and each node that it was fed; of the nodes alone where the
+        target began the tree. With `draws_start` the target draws the first tokens of the next tree
+        after the path."""
+        if len(logits) == tree.read:
+            assert self._start is not None
+            logits = torch.cat([self._start, logits])
         end = path[-1] if path else ROOT
+        if draws_start:
+            self._start = logits[end + 1][None].clone()
         before = [*(tree.parents[node] for node in path), end][: len(tokens)]
         new = measured(logits[[place + 1 for place in before]], tokens, self.count)
         self.tokens += new

@@ -135,6 +135,8 @@ def _mode(
     server: Server, models: Models, configuration: Configuration, name: str
 ) -> tuple[Mode | None, str | None]:
     """The mode for a configuration, if there is one, and what its settings lack here."""
+    if not configuration.lossless:
+        return None, None
     counterpart, missing = server.counterpart(configuration.drafter, models), None
     if counterpart is not None:
         missing = server.missing(counterpart.settings)

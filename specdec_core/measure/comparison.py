@@ -51,6 +51,7 @@ class Contender(Document):
     name: str
     group: str  # its library: OURS, "transformers", "vllm"
     autoregressive: bool = False
+    lossless: bool = True
     with_ours: bool = False  # another library with settings or a plug-in of ours: not its own best
     version: str = ""
     settings: dict[str, Any] = Field(default={})
@@ -140,7 +141,7 @@ class Comparison(Document, ABC, Generic[AnyContender]):
 
     @abstractmethod
     def best(self, at: Any, group: str, requests: slice = EVERYTHING) -> AnyContender | None:
-        """The best row of a group on some of the requests, without the rows
+        """The best lossless row of a group on some of the requests, without the rows
         :attr:`Contender.with_ours`; None where there is none."""
 
     def leads(self) -> list[Lead]:

@@ -124,11 +124,11 @@ class Track:
         """The tokens of the chain from a start, as far as recorded."""
         return [self._lists[0][row] for row in self._windows[start]]
 
-    def signals(self, start: int, drafted: int, new: int) -> Signals:
+    def signals(self, start: int, drafted: int, new: int, calls: int) -> Signals:
         """The signals, in slot 0, of `new` candidates after the first `drafted` ones of the chain
-        from a start."""
+        from a start; the chain took `calls` forwards of the draft model so far."""
         rows = self._windows[start][drafted : drafted + new]
-        return RecordedSignals(self.trace, rows, self._lists, drafted + 1)
+        return RecordedSignals(self.trace, rows, self._lists, drafted + 1, calls)
 
     @cached_property
     def _windows(self) -> list[list[int]]:
@@ -249,21 +249,22 @@ class RecordedSignals(Signals):
         rows: Sequence[int],
         lists: Sequence[Sequence[Any]],
         position: int,
+        calls: int,
     ) -> None:
-        self._recorded = trace, rows, lists, position
+        self._recorded = trace, rows, lists, position, calls
         self.slots = [0] * len(rows)
         self.positions = range(position, position + len(rows))
-        self.free = [False] * len(rows)
+        self.calls, self.free = [calls] * len(rows), [False] * len(rows)
         self.tokens, self.top_probability, self.probability, self.entropy = (
             [values[row] for row in rows] for values in lists
         )
 
     def only(self, places: Sequence[int]) -> Signals:
-        trace, rows, lists, position = self._recorded
+        trace, rows, lists, position, calls = self._recorded
         if len(places) == len(rows):
             return self
         [place] = places
-        return RecordedSignals(trace, [rows[place]], lists, position + place)
+        return RecordedSignals(trace, [rows[place]], lists, position + place, calls)
 
     def measure(self, name: str) -> Tensor:
         trace, rows, *_ = self._recorded

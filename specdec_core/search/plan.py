@@ -20,6 +20,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import as_first_placed
 from specdec_core.config import (
     Configuration,
+    DrafterSettings,
     HeadSettings,
     ModelSettings,
     PairSpec,
@@ -88,6 +89,9 @@ class SweepSettings(Value):
     early_stopping: bool = Field(
         default=False, description="stop configurations that fall behind on the first prompts"
     )
+    allow_lossy: tuple[str, ...] = Field(
+        default=(), description="methods that change the output, yet may be the champion"
+    )
     finalists: PositiveInt = Field(default=4, description="configurations timed alone")
     repeats: PositiveInt = Field(
         default=3, description="times a finalist runs each prompt, at most"
@@ -110,6 +114,16 @@ class SweepSettings(Value):
         description="requests at once; for each load of it a configuration is chosen",
     )
     live: LiveSettings = LiveSettings()
+
+    @field_validator("allow_lossy")
+    @classmethod
+    def _can_be_lossy(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
+        kinds = kinds_of(DRAFTERS, DrafterSettings)
+        known = [name for name, kind in kinds.items() if kind.may_be_lossy]
+        for method in methods:
+            if method not in known:
+                raise ValueError(f"no lossy method {method!r} (there are: {', '.join(known)})")
+        return methods
 
     @field_validator("cluster", mode="before")
     @classmethod
@@ -173,6 +187,13 @@ class ResolvedPlan(SweepSettings):
                 self._check_asynchronous(source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))
+            # Timed, they would be beaten by autoregressive decoding.
+            if lossy := self._lossy_alone():
+                names = ", ".join(sorted(lossy))
+                raise UserError(
+                    f"{source}: search: only lossy methods, of which none may be the best unless "
+                    f"it is allowed by name (allow_lossy: [{names}])"
+                )
 
     def _check_asynchronous(self, source: str) -> None:
         if self.cluster is None or not self.cluster.draft.devices:
@@ -185,6 +206,11 @@ class ResolvedPlan(SweepSettings):
                 f"{source}: search: what pearl does depends on time, so it is timed and not"
                 " counted: no method optuna, no other machine's hardware"
             )
+
+    def _lossy_alone(self) -> frozenset[str]:
+        """The lossy methods that are not allowed to win, if every configuration has one."""
+        unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples]
+        return frozenset().union(*unallowed) if all(unallowed) else frozenset()
 
     def _check(self, configuration: Configuration, source: str) -> None:
         if configuration.sampling != self.sampling:

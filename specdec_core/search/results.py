@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,16 @@ class Trial(Document):
     def id(self) -> str:
         return self.configuration.id
 
-    @property
-    def may_win(self) -> bool:
-        """Whether it could be champion: counted in full, and not the oracle, which only a replay
-        can follow."""
-        return self.finished and self.configuration.family != ORACLE
+    def may_win(self, allowed: Collection[str] = ()) -> bool:
+        """Whether it could be champion if the lossy methods `allowed`, by name, may win: counted in
+        full, otherwise lossless, and not the oracle, which only a replay can follow."""
+        return self.finished and may_win(self.configuration, allowed)
+
+
+def may_win(configuration: Configuration, allowed: Collection[str] = ()) -> bool:
+    """Whether a configuration may be chosen if the lossy methods `allowed`, by name, may win."""
+    lossless = configuration.lossy_methods <= set(allowed)
+    return lossless and configuration.family != ORACLE
 
 
 def by_estimate(trials: Iterable[Trial]) -> list[Trial]:

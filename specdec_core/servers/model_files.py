@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import present_path
 from specdec_core.config import Configuration, PairSpec, with_read
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
@@ -28,6 +29,7 @@ from specdec_core.servers.server import DraftFile, Models, Server
 READ_AT: dict[str, Callable[[str], Path]] = {
     "head": resolve_head,
     "state": find_state,
+    "table": lambda name: Path(present_path(name)),
 }
 
 
@@ -62,7 +64,7 @@ def models_in(server: Server, pair: Pair, plug_in: bool = False) -> Models:
 
 
 def placed(configuration: Configuration) -> Configuration:
-    """A configuration with absolute paths of its heads and states. Raises
+    """A configuration with absolute paths of its heads, states and tables. Raises
     :class:`UserError` for a missing one."""
     content = with_read(configuration.model_dump(mode="json"), _place_of)
     return Configuration.model_validate(content)

@@ -35,10 +35,14 @@ def check_chains(configuration: Configuration, program: str, measured: bool = Fa
     """Raises :class:`UserError` for a configuration that `program` cannot verify the candidates of,
     or has no `measured` cost for."""
     drafter, label = configuration.drafter, configuration.label
+    if not configuration.lossless:
+        raise UserError(f"{label} is lossy: {program} verifies every token")
     if drafter is None:
         raise UserError(f"{label} drafts nothing: {program} needs no plug-in for it")
     if configuration.asynchronous:
         raise UserError(f"{label} drafts on a device of its own, which {program} has no place for")
+    if drafter.target_started:
+        raise UserError(f"{label} begins with the target's tokens, which {program} does not give")
     if not drafter.chain:
         raise UserError(f"{label} drafts trees, {program} verifies chains alone")
     if not all(policy.decodes for _, policy in configuration.policies):

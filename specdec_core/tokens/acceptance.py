@@ -25,8 +25,8 @@ from torch import Tensor
 
 from specdec_core.config import Sampling
 from specdec_core.tokens.coupling import race, scores
-from specdec_core.tokens.sampling import RandomStream, distributions, draw_siblings, quantile
-from specdec_core.tokens.token_tree import TokenTree
+from specdec_core.tokens.sampling import RandomStream, distributions, draw, draw_siblings, quantile
+from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.verification import Verdict, verify_greedy, verify_sampled
 
 # A token and the distribution (vocabulary,) that it was drawn from, where the rule needs that.
@@ -166,8 +166,13 @@ class AcceptanceRule(ABC):
         return reading.likely
 
     @abstractmethod
-    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
-        """Accept or reject the candidates, given the verifier's :meth:`choices`."""
+    def verify(self, reading: VerifierOutput, choices: list[int], below: int = ROOT) -> Verdict:
+        """Accept or reject the candidates `below` a node, given the verifier's :meth:`choices`."""
+
+    @abstractmethod
+    def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
+        """At most `count` tokens that the verifier draws, without replacement, besides the
+        verdict's; `at` is the one place after the accepted path."""
 
 
 class _Equality(AcceptanceRule):
@@ -187,8 +192,12 @@ class _Equality(AcceptanceRule):
         rows = zip(best, counts, strict=True)
         return [[(token, None) for token in row[:count]] for row, count in rows]
 
-    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
-        return verify_greedy(reading.tree, choices)
+    def verify(self, reading: VerifierOutput, choices: list[int], below: int = ROOT) -> Verdict:
+        return verify_greedy(reading.tree, choices, below)
+
+    def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
+        [best] = self._best(self.scores(at), count + 1)
+        return [token for token in best if token != verdict.token][:count]
 
     def _best(self, scores: Tensor, count: int) -> list[list[int]]:
         """The `count` best tokens of each row (n, vocabulary) that can be chosen at all."""
@@ -246,9 +255,20 @@ class _Rejection(AcceptanceRule):
             for row, tokens in enumerate(drawn)
         ]
 
-    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
+    def verify(self, reading: VerifierOutput, choices: list[int], below: int = ROOT) -> Verdict:
         assert reading.probs is not None
-        return verify_sampled(reading.tree, reading.probs, reading.random)
+        return verify_sampled(reading.tree, reading.probs, reading.random, below)
+
+    def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
+        assert verdict.left is not None
+        tokens: list[int] = []
+        left = verdict.left.clone()
+        left[verdict.token] = 0
+        while len(tokens) < count and left.sum() > 0:
+            [token] = draw(left[None], [at.streams[0].uniform()])
+            left[token] = 0
+            tokens.append(token)
+        return tokens
 
 
 _GREEDY = _Greedy()

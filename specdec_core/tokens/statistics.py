@@ -55,7 +55,7 @@ class Round:
 # "stop": EOS or a stop string; "error": the target's logits were no numbers
 FinishReason = Literal["length", "stop", "error"]
 # Origins of tokens that the target chose itself.
-OF_THE_TARGET = (TokenOrigin.CORRECTION, TokenOrigin.BONUS)
+OF_THE_TARGET = (TokenOrigin.CORRECTION, TokenOrigin.BONUS, TokenOrigin.TARGET)
 
 
 @dataclass(frozen=True, slots=True)

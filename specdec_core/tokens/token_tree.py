@@ -20,6 +20,7 @@ class TokenOrigin(StrEnum):
     LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
     CACHE = "cache"  # a phrase kept from earlier rounds
     GRAMMAR = "grammar"  # what the grammar of the output left no choice about
+    TARGET = "target"  # drawn by the target to begin a tree
     CORRECTION = "correction"  # the target's replacement for a rejected token
     BONUS = "bonus"  # the target's own token after everything was accepted
 
@@ -51,6 +52,7 @@ class TokenTree:
     draft_tokens: int = 0  # positions at which these gave a distribution: one a forward in a chain
     arm: int | None = None  # which of a bandit's arms proposed it
     fed: int | None = None  # number of its first nodes, which the target has read; None: all
+    begun: int = 0  # number of its first nodes that the target drew
 
     @classmethod
     def chain(cls, tokens: Sequence[int], origin: TokenOrigin) -> TokenTree:

@@ -26,14 +26,15 @@ class Verdict:
     path: list[int]
     token: int | None  # None: the target has not read the end of the path
     corrected: bool  # the token replaces a rejected candidate; otherwise it is a bonus
+    left: Tensor | None = None  # the distribution that the token was drawn from, when sampling
 
 
-def verify_greedy(tree: TokenTree, argmax: Sequence[int]) -> Verdict:
-    """`argmax[0]` is the target's choice after the committed text, `argmax[i + 1]` after node
-    i."""
+def verify_greedy(tree: TokenTree, argmax: Sequence[int], start: int = ROOT) -> Verdict:
+    """`argmax[0]` is the target's choice after the committed text, `argmax[i + 1]` after node i.
+    Verification begins below node `start`."""
     children = tree.children()
     path: list[int] = []
-    node, read = ROOT, tree.read
+    node, read = start, tree.read
     while True:
         if node >= read:
             return Verdict(path, None, corrected=False)
@@ -50,14 +51,15 @@ def verify_sampled(
     tree: TokenTree,
     target_probs: Tensor,
     random: RandomStream,
+    start: int = ROOT,
     known: Sequence[tuple[float, float]] | None = None,
 ) -> Verdict:
     """`target_probs` (nodes + 1, vocabulary): after the committed text, then after each node.
-    `known` are the tree's :func:`chances`; unset, a CPU
+    Verification begins below node `start`. `known` are the tree's :func:`chances`; unset, a CPU
     looks them up one by one."""
     children = tree.children()
     path: list[int] = []
-    node, read = ROOT, tree.read
+    node, read = start, tree.read
     if known is None and target_probs.device.type != "cpu":
         # Reading numbers one by one would make the host wait for the device each time.
         known = chances(tree, target_probs)
@@ -80,7 +82,7 @@ def verify_sampled(
             left = residual(left, token, q)
         else:
             [drawn] = draw(left[None], [random.uniform()])
-            return Verdict(path, drawn, corrected=bool(tried))
+            return Verdict(path, drawn, corrected=bool(tried), left=left)
 
 
 def chances(tree: TokenTree, target_probs: Tensor) -> list[tuple[float, float]]:
@@ -102,6 +104,15 @@ def _chance(q: Tensor | RemoteDistribution | None, token: int) -> float:
     if isinstance(q, RemoteDistribution):
         return q.probability
     return 1.0 if q is None else float(q[token])
+
+
+def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict with the longest path; the first of equals (improved MCSD, §3.1). Verdict i is on
+    the tree below node `starts[i]`, a token that the target has drawn, which joins the path. With
+    several such tokens this choice does not keep the target's distribution."""
+    best = max(range(len(starts)), key=lambda i: len(verdicts[i].path))
+    verdict = verdicts[best]
+    return Verdict([starts[best], *verdict.path], verdict.token, verdict.corrected, verdict.left)
 
 
 def residual(p: Tensor, token: int, q: Tensor | RemoteDistribution | None) -> Tensor:

@@ -8,11 +8,9 @@ from jobs import certify, deploy
 from specdec_core.config import Configuration, PairConfiguration
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
-from specdec_core.tokens import acceptance
 from tests.commands import assert_refused, printed, prompts_file
-from tests.configurations import FOUR
+from tests.configurations import FOUR, LOSSY
 from tests.registered import SUFFIX
-from tests.specdec_core.faults import accepts_all
 
 # Unless the target waits, whether a candidate comes in time says how busy this machine is.
 BESIDE = Configuration(drafter=PearlSettings(wait=2))
@@ -58,9 +56,8 @@ def test_devices_are_for_asynchronous_drafting_alone(command, tmp_path, tiny_spe
     assert_refused(done, "say which, with --cluster")
 
 
-def test_what_writes_other_tokens_gets_none(command, tmp_path, tiny_spec, monkeypatch):
-    monkeypatch.setattr(acceptance, "verify_greedy", accepts_all)
-    done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, FOUR))
+def test_a_lossy_configuration_gets_none(command, tmp_path, tiny_spec):
+    done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, LOSSY))
     assert done.returncode == 1
     assert "not certified: greedy identity" in done.stdout
     assert "in place of" in done.stdout

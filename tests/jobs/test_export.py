@@ -271,10 +271,15 @@ def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(exporting, tiny_p
 def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
     """By the names that its workspace and its folder have for them."""
     (tmp_path / "heads/mine").mkdir(parents=True)
-    (tmp_path / "bandits").mkdir()
-    (tmp_path / "bandits/lately.json").touch()
-    head = {"kind": "specdecpp", "head": "mine", "threshold": 0.5}
-    arms = [head, {"kind": "cascade", "policy": CHAIN["policy"]}]
+    for name in ("bandits/lately.json", "table.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    policies = [
+        {"kind": "specdecpp", "head": "mine", "threshold": 0.5},
+        {"kind": "pre_cut", "target_cost": 4, "table": str(tmp_path / "table.json")},
+    ]
+    cascade = {"kind": "cascade"}
+    arms = [*policies, cascade | {"policy": CHAIN["policy"]}]
     bandit = {"kind": "bandit", "state": "lately", "arms": arms}
     asked = {"kind": "schedule", "ranges": {1: bandit, 4: None}}
     told = (asked, "--to", "transformers", "--plugin", "--out", tmp_path / "out")
@@ -284,6 +289,7 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
     arms = drafter["arms"]
     assert drafter["state"] == str(tmp_path / "bandits/lately.json")
     assert arms[0]["policy"]["head"] == str(tmp_path / "heads/mine")
+    assert arms[1]["policy"]["table"] == str(tmp_path / "table.json")
     (tmp_path / "heads/mine").rmdir()
     assert_refused(exporting(*told), "error: head mine: there is none at")
 
@@ -294,7 +300,7 @@ def test_a_plug_in_is_told_what_a_target_forward_costs(exported, home, tmp_path)
         ("transformers", ("--hardware", home / "hardware.json"), 100),
         ("transformers", (), "profile"),  # the plug-in measures it there
     ):
-        even = {"kind": "draft_model", "policy": {"kind": "break_even"}}
-        exported(even, "--to", server, "--plugin", "--out", tmp_path, *times)
+        pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut"}}
+        exported(pre_cut, "--to", server, "--plugin", "--out", tmp_path, *times)
         written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
         assert written.drafter.policy.target_cost == cost

@@ -15,6 +15,7 @@ DRAFTERS = {
     "svip": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}},
     "other": {"kind": "draft_model", "draft": "x"},
     "tree": {"kind": "tree"},
+    "lossy": {"kind": "target_tree", "branching": [2, 1]},
     "headed": {
         "kind": "draft_model",
         "policy": {"kind": "specdecpp", "head": "gone", "threshold": 0.5},
@@ -94,6 +95,7 @@ ROWS = [
     ("export --config chain.yaml --to tgi", "expected one of vllm"),
     ("export --config other.yaml --to vllm", "the pair has no draft 'x' (it has: draft)"),
     ("export --config chain.yaml --to vllm --version 0.9", "the settings of 0.32 are known"),
+    ("export --config lossy.yaml --to vllm", "is lossy"),
     ("export --config chain.yaml --to sglang --plugin", "--to sglang: there is no plug-in of this"),
     ("export --config tree.yaml --to vllm --plugin", "drafts trees"),
     ("export --config svip.yaml --to vllm", "no recording of"),

@@ -165,6 +165,7 @@ def test_a_recorded_sweep_is_replayed_and_ends_with_the_choice_for_each_load(
         assert shown in done.stdout
     assert (folder / "report.html").exists()
     written = read_config(schedule)[0].configuration
+    assert written.lossless
     assert drafter_at(written, 1) is not None
     simulated = pd.read_csv(folder / "simulated.csv")
     assert sorted(simulated["clients"].unique()) == [1, 8]

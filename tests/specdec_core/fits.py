@@ -2,12 +2,12 @@
 known exactly."""
 
 import numpy as np
-from scipy.stats import chisquare
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import VOCABULARY, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Sampling
 from specdec_core.models.pair import Pair
 from tests.specdec_core.kinds import configured
-from tests.specdec_core.toy_pair import VOCABULARY, exact_distribution, sample_counts, toy_pair
 
 LENGTH = 4  # of the continuations; the first token has no candidates
 _LEAST_EXPECTED = 10
@@ -45,16 +45,3 @@ def alike_behind_the_first(
         return np.append(own[~rare], alike)
 
     return put_together(counts), put_together(expected)
-
-
-def goodness_of_fit(counts: np.ndarray, target: np.ndarray) -> float:
-    """The chi-square test's p-value; 0 where a text of probability 0 was sampled. Rarely expected
-    texts count as one."""
-    if counts[target == 0].any():
-        return 0.0
-    rare = (target > 0) & (target * counts.sum() < _LEAST_EXPECTED)
-    observed = np.append(counts[~rare], counts[rare].sum())
-    share = np.append(target[~rare], target[rare].sum())
-    possible = (share > 0) | (observed > 0)
-    observed, share = observed[possible], share[possible]
-    return float(chisquare(observed, share / share.sum() * observed.sum()).pvalue)

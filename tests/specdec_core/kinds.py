@@ -7,6 +7,7 @@ from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 
 NEEDED: dict[str, dict[str, Any]] = {
     "break_even": {"target_cost": 5},
+    "pre_cut": {"target_cost": 5},  # nothing measures it here
     "specdecpp": {"head": "specdecpp"},
     "decision": {"head": "t1"},
     "bandit": {"arms": [2, {"kind": "prompt_lookup"}]},

@@ -104,6 +104,7 @@ class ExternalService:
             model=self.model,
             configuration=configuration.id,
             label=configuration.label,
+            lossless=configuration.lossless,
             slots=fleet.slots,
             queue=self.queue,
             max_length=max_length_of(deployment.pair),

@@ -102,6 +102,7 @@ class Service:
             model=self.model,
             configuration=deployment.configuration.id,
             label=deployment.configuration.label,
+            lossless=deployment.configuration.lossless,
             slots=self.engine.slots * len(fleet.replicas),
             queue=sum(each.served.loop.queue for each in fleet.replicas),
             max_length=self.engine.max_length,

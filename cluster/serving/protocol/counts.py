@@ -52,6 +52,7 @@ class SpecDec(BaseModel):
     """How the tokens were decoded, summed over the request's choices (rates as in `Counts`)."""
 
     configuration: str  # its id
+    lossless: bool
     rounds: int  # forwards of the target model, N_target
     drafted: int
     accepted: int
@@ -71,6 +72,7 @@ class SpecDec(BaseModel):
         metrics = counts.metrics()
         return cls(
             configuration=configuration.id,
+            lossless=configuration.lossless,
             rounds=counts.n_target,
             drafted=counts.n_drafted,
             accepted=counts.n_accepted,

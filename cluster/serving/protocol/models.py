@@ -78,6 +78,7 @@ class Health(BaseModel):
     model: str
     configuration: str  # its id
     label: str
+    lossless: bool
     slots: int
     queue: int  # choices that may wait; further requests are refused
     max_length: int

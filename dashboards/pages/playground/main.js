@@ -185,7 +185,7 @@ function begin() {
 /** What is served, from /health. */
 async function served() {
   const health = await (await fetch("health")).json();
-  const badges = ["lossless"];
+  const badges = [health.lossless ? "lossless" : "lossy"];
   if (health.certified !== undefined) badges.push(health.certified ? "certified" : "not certified");
   $("#served").replaceChildren(`${health.model} · ${health.label} · `, code(health.configuration));
   for (const text of badges) {

@@ -5,6 +5,7 @@ export const ORIGINS = {
   lookup: "copied from earlier text, accepted",
   cache: "a phrase kept from earlier rounds, accepted",
   grammar: "the only token that the grammar allows, accepted",
+  target: "drawn by the target to begin a tree",
   correction: "the target's, in place of a rejected token",
   bonus: "the target's own, after a draft accepted whole",
 };

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from specdec_core.config import MOST_TOKENS, MaxTokens, PricedSettings, TargetCost
+from specdec_core.config import MOST_TOKENS, CandidateCost, Costs, MaxTokens, PricedSettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
@@ -34,8 +34,11 @@ class BreakEvenSettings(PricedSettings):
     that the candidate takes, by the request's own rounds."""
 
     kind: Literal["break_even"] = "break_even"
-    target_cost: TargetCost = "profile"
+    target_cost: CandidateCost = "profile"
     max_tokens: MaxTokens = MOST_TOKENS
+
+    def cost_by(self, costs: Costs, draft: str | None) -> float:
+        return costs.target_in_candidates(draft)
 
     @property
     def label(self) -> str:

@@ -21,8 +21,9 @@ class Signals:
     """Signals of one candidate token for each of n slots.
 
     `slots` (n,), `tokens` (n,), and `positions` (n,), the candidate's number in its round from 1
-    on. `free` (n,) tells whether the next candidate takes no forward of the draft model, because a
-    guess added it with this one. `logits` (n, vocabulary) and, under sampling, `probs` are what
+    on. `calls` (n,) are the forwards of the draft model that the round took so far, as many as
+    candidates where each took one; `free` (n,) tells whether the next candidate takes none, because
+    a guess added it with this one. `logits` (n, vocabulary) and, under sampling, `probs` are what
     the tokens were drawn from. `hidden` (n, dimension), where a policy needs it, is the input of
     the draft's output layer: the state of the token before. Everything else is computed when a
     policy reads it.
@@ -43,10 +44,12 @@ class Signals:
         probs: Tensor | None,
         hidden: Tensor | None = None,
         places: list[int] | None = None,
+        calls: Sequence[int] | None = None,
         free: Sequence[bool] | None = None,
         source: Output | None = None,
     ) -> None:
         self.slots, self.positions = slots, positions
+        self.calls = positions if calls is None else calls
         self.free = [False] * len(slots) if free is None else free
         self._states, self._places = (logits, probs, hidden), places
         self._source = source
@@ -67,7 +70,9 @@ class Signals:
 
         names = pick(self.slots), pick(self.tokens), pick(self.positions)
         places = chosen if self._places is None else pick(self._places)
-        part = Signals(*names, *self._states, places, pick(self.free), self._source)
+        part = Signals(
+            *names, *self._states, places, pick(self.calls), pick(self.free), self._source
+        )
         known = {name: pick(self.__dict__[name]) for name in _MEASURED if name in self.__dict__}
         part.__dict__.update(known)
         return part

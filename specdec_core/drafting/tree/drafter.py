@@ -56,6 +56,11 @@ class TreeDrafter(Drafter):
         # recorded.
         return recorded.track(settings.draft).trees(settings.children)
 
+    def begin(self, tree: TokenTree, sequence: SlotState) -> list[int]:
+        """The nodes of an empty tree after which the draft model begins; they are added to it,
+        numbered as in the shape."""
+        return [ROOT]
+
     def open(self, sequences: Sequence[SlotState]) -> None:
         if self.policy is not None:
             for sequence in sequences:
@@ -65,9 +70,13 @@ class TreeDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
-        ends = {i: [ROOT] for i in range(len(sequences))}
-        shapes = [{ROOT: ROOT} for _ in sequences]  # by tree: nodes of the shape
-        limits = [min(self.context.room(each), self._limit(each)) for each in sequences]
+        trees = zip(growth.trees, sequences, strict=True)
+        ends = {i: self.begin(tree, sequence) for i, (tree, sequence) in enumerate(trees)}
+        shapes = [{node: node for node in ends[i]} for i in ends]  # by tree: nodes of the shape
+        limits = [
+            min(self.context.room(sequence, tree.begun > 0), self._limit(sequence))
+            for tree, sequence in zip(growth.trees, sequences, strict=True)
+        ]
         depth = 0
         while True:
             wanted = {
@@ -102,8 +111,11 @@ class TreeDrafter(Drafter):
         self.context.keep(sequence, outcome, self._cached[sequence.slot])
         if self.policy is None or not tree:
             return
-        first = [node for node, depth in enumerate(tree.depths()) if depth == 0]
-        path, slots = outcome.path, self._branches(sequence)
+        begun = int(tree.begun > 0)
+        first = [node for node, depth in enumerate(tree.depths()) if depth == begun]
+        path, slots = outcome.path[begun:], self._branches(sequence)
+        if not first:
+            return
         if not self.policy.learns:
             accepted = [len(path)] * len(slots)
         else:
@@ -111,7 +123,7 @@ class TreeDrafter(Drafter):
             if path:
                 accepted[first.index(path[0])] = len(path)
         for slot, count in zip(slots, accepted, strict=False):
-            result = PolicyOutcome(tree.depth, count, tree.draft_forwards)
+            result = PolicyOutcome(tree.depth - begun, count, tree.draft_forwards)
             self.policy.observe(slot, result)
 
     def _limit(self, sequence: SlotState) -> int:

@@ -96,7 +96,7 @@ class BenchPlan(Value):
 
     def configurations(self, source: str = "bench") -> list[Configuration]:
         """This engine's rows, autoregressive decoding first, each once; the race sets their
-        sampling. Raises :class:`UserError`, naming `source`, for malformed ones."""
+        sampling. Raises :class:`UserError`, naming `source`, for malformed or lossy ones."""
         configurations = [AUTOREGRESSIVE, *self.chosen]
         if self.rows:
             plan = Plan(pair=self.pair, search=self.rows).resolve(source)
@@ -122,6 +122,11 @@ class BenchPlan(Value):
     def _checked(self, configurations: Sequence[Configuration], source: str) -> list[Configuration]:
         greedy = dict.fromkeys(configuration.greedily for configuration in configurations)
         for configuration in greedy:
+            if not configuration.lossless:
+                raise UserError(
+                    f"{source}: {configuration.label} is lossy; a benchmark compares what writes"
+                    " the same (`specdec lab drift` measures how far lossy drafting drifts)"
+                )
             configuration.check_drafts(self.pair.drafts, f"{source}: {configuration.label}")
         return list(greedy)
 

@@ -67,6 +67,7 @@ class EngineContestant:
             group=OURS,
             temperature=temperature,
             autoregressive=drafter is None,
+            lossless=self.configuration.lossless,
             version=self.version,
             settings=self.configuration.model_dump(mode="json", exclude_defaults=True),
             configuration=self.configuration,

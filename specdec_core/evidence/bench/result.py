@@ -148,16 +148,17 @@ class BenchResult(Comparison[BenchRow]):
         return [(temperature, len(self.ids)) for temperature in self.temperatures]
 
     def best(self, at: float, group: str, requests: slice = EVERYTHING) -> BenchRow | None:
-        """The fastest row of a group at a temperature."""
-        own = [row for row in self.at(at, group) if not row.with_ours]
+        """The fastest lossless row of a group at a temperature."""
+        own = [row for row in self.at(at, group) if row.lossless and not row.with_ours]
         return max(own, key=lambda r: speed(r.seconds_per_token[:, requests]), default=None)
 
     def unequal(self) -> list[BenchRow]:
-        """Our rows with greedy outputs in float32 unequal to autoregressive decoding's."""
+        """Our lossless rows with greedy outputs in float32 unequal to autoregressive decoding's."""
         baseline = self.autoregressive(0.0)
         if self.pair.runner.target_dtype != "float32" or baseline is None:
             return []
-        return [row for row in self.at(0.0, OURS) if not row.agreement(baseline).complete]
+        lossless = [row for row in self.at(0.0, OURS) if row.lossless]
+        return [row for row in lossless if not row.agreement(baseline).complete]
 
 
 def speed(seconds_per_token: np.ndarray) -> float:
@@ -186,6 +187,7 @@ def summary_frame(result: BenchResult) -> pd.DataFrame:
             "group": row.group,
             "version": row.version,
             "temperature": at,
+            "lossless": row.lossless,
             "tokens_per_second": row.tokens_per_second,
             "mean_accepted": row.mean_accepted(),
             **result.ratios(row, at, result.autoregressive(at)),

@@ -107,7 +107,7 @@ class LoadResult(Comparison[LoadRow]):
     def best(self, at: Load, group: str, requests: slice = EVERYTHING) -> LoadRow | None:
         """At a rate the row with the most requests within the objective, then, and with clients,
         the fastest. Rows with errors do not count."""
-        own = [row for row in self.of(group) if not row.with_ours]
+        own = [row for row in self.of(group) if row.lossless and not row.with_ours]
 
         def merit(row: LoadRow) -> tuple[float, float]:
             good = 0.0 if at.closed else row.good_share(at, self.slo, requests)
@@ -116,7 +116,7 @@ class LoadResult(Comparison[LoadRow]):
         return max((row for row in own if not row.errors(at)), key=merit, default=None)
 
     def unequal(self) -> list[tuple[Load, LoadRow]]:
-        """Our rows with texts in float32 unequal to autoregressive decoding's, with the
+        """Our lossless rows with texts in float32 unequal to autoregressive decoding's, with the
         load."""
         baseline = self.autoregressive()
         if self.pair.runner.target_dtype != "float32" or baseline is None:
@@ -125,7 +125,7 @@ class LoadResult(Comparison[LoadRow]):
         for load in self.loads:
             for row in self.of(OURS):
                 equal, compared = row.equal_texts(load, baseline)
-                if equal < compared:
+                if row.lossless and equal < compared:
                     found.append((load, row))
         return found
 
@@ -173,6 +173,7 @@ def summary_frame(result: LoadResult) -> pd.DataFrame:
             summary: dict[str, Any] = {
                 **_place(load, row),
                 "group": row.group,
+                "lossless": row.lossless,
                 "requests": sum(map(len, row.of(load))),
                 "errors": row.errors(load),
                 "tokens_per_second": row.tokens_per_second(load),

@@ -54,8 +54,8 @@ def speculative(
             `pair.runner.max_length`, or than they can hold.
 
     Raises:
-        UserError: transformers cannot verify the candidates (trees, PEARL), or a draft model is
-            missing or has another vocabulary.
+        UserError: transformers cannot verify the candidates (trees, PEARL), the configuration is
+            lossy, or a draft model is missing or has another vocabulary.
     """
     if not isinstance(chosen, PairConfiguration):
         chosen = PairConfiguration.load(chosen)

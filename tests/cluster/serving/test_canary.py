@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from cluster.serving.canary import COUNTED, PAIRS, Canary, check_share
+from cluster.serving.canary import COUNTED, PAIRS, Canary, check_comparable
 from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
-from tests.configurations import CHAIN
+from tests.configurations import CHAIN, LOSSY
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,9 @@ async def test_requests_beside_a_busy_engine_do_not_count(sides, generation):
         submission.close()
 
 
-def test_all_of_the_traffic_is_no_canary():
+def test_a_lossy_configuration_is_no_canary():
+    with pytest.raises(UserError, match="texts would differ"):
+        check_comparable([CHAIN, LOSSY], 0.1)
     with pytest.raises(UserError, match="less than 1"):
-        check_share(1.0)
-    check_share(0.1)
+        check_comparable([CHAIN], 1.0)
+    check_comparable([CHAIN, AUTOREGRESSIVE], 0.1)

@@ -62,6 +62,7 @@ def test_completion_is_the_engines_text_with_usage_and_counts(url, client, tiny_
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + tokens
     counts = answer.specdec
     assert counts["configuration"] == answer.system_fingerprint == FOUR.id
+    assert counts["lossless"] is True
     assert 0 < counts["accepted"] <= counts["drafted"]
     assert counts["rounds"] / tokens == pytest.approx(counts["verification_rate"])
     assert tokens / counts["rounds"] == pytest.approx(counts["mat"])

@@ -14,7 +14,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.cluster.serving.http.events import client_of
-from tests.configurations import BANDIT, FOUR
+from tests.configurations import BANDIT, BEGUN, FOUR
 from tests.local_server import fleet_of, service_of
 from tests.specdec_core.engine.test_broken_logits import NAN, poison
 
@@ -101,7 +101,7 @@ async def test_counts_are_those_of_the_answers(engine):
         other = value(found, "specdec:step_seconds_total", part="other")
         oracle = value(found, "specdec:oracle_seconds_total")
         assert parts[1] + other <= oracle < sum(parts) + other  # not all candidates were accepted
-        labels = {"configuration": FOUR.id, "label": FOUR.label}
+        labels = {"configuration": FOUR.id, "label": FOUR.label, "lossless": "true"}
         assert value(found, "specdec:configuration_info", certified="false", **labels) == 1
 
 
@@ -155,6 +155,22 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(engine, mon
         metrics.stepped(FOUR, [chunk])
     assert counted("inter_token_latency") == (2, 0.5 + 0.5)
     assert counted("request_time_per_output_token") == (1, 1.0 / 5)
+
+
+def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair):
+    """Where the target begins the trees, a text's first round adds nothing to it."""
+    configuration = BEGUN
+    engine = Engine(tiny_pair, configuration)
+    metrics = Metrics("tiny", fleet_of(engine))
+    request = Request("r", (5, 6, 7), 8, ignore_eos=True)
+    metrics.submitted(request)
+    engine.add(request)
+    for counted in (0, 1):
+        metrics.stepped(configuration, engine.step())
+        found = samples(metrics.page()[0].decode())
+        assert value(found, "vllm:time_to_first_token_seconds_count") == counted
+        assert value(found, "vllm:prompt_tokens_total") == 3 * counted
+        assert value(found, "vllm:inter_token_latency_seconds_count") == 0
 
 
 async def test_running_waiting_refused_and_abandoned_requests_are_counted(engine):

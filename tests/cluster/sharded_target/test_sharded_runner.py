@@ -27,7 +27,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
-from tests.configurations import PEARL
+from tests.configurations import LOSSY, PEARL
 from tests.conftest import tiny_tokenizer
 
 VOCABULARY = 320
@@ -38,6 +38,7 @@ CONFIGURATIONS = {
     "autoregressive": Configuration(),
     "chain": Configuration(drafter=DraftModelSettings(policy=SvipSettings(threshold=0.7))),
     "tree": Configuration(drafter=TreeSettings(branching=(3, 2, 1))),
+    "target tree": LOSSY,
     "sampled chain": Configuration(
         drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)),
         sampling=Sampling(temperature=0.8, top_k=20),

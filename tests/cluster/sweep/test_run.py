@@ -15,6 +15,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.search.folder import SweepFolder, find_trial
 from specdec_core.search.observer import SweepObserver
@@ -243,6 +244,7 @@ FIXED = [
     for k in range(1, 9)
 ]
 CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
+LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
 
 
 def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any():
@@ -257,8 +259,9 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any():
     [
         trial(Configuration(drafter=PearlSettings()), 3.0),  # all of it is timed anyway
         trial(FIXED[0], 3.0, finished=False),
+        trial(LOSSY, 3.0),
     ],
-    ids=["asynchronous", "stopped early"],
+    ids=["asynchronous", "stopped early", "lossy"],
 )
 def test_what_is_no_finalist_takes_no_place(other):
     trials = [other, trial(FIXED[1], 1.5), trial(FIXED[2], 1.0)]
@@ -267,13 +270,19 @@ def test_what_is_no_finalist_takes_no_place(other):
 
 def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_challenger():
     expected = {AUTOREGRESSIVE: 1.0, FIXED[0]: 0.6, FIXED[1]: 0.5, FIXED[2]: 0.51, FIXED[3]: 0.56,
-                FIXED[4]: 0.4}  # fmt: skip
+                FIXED[4]: 0.4, LOSSY: 0.3}  # fmt: skip
     trials = [trial(c, 1 / seconds, seconds=seconds) for c, seconds in expected.items()]
     exact = {AUTOREGRESSIVE.id: 1.0, FIXED[0].id: 0.6, FIXED[1].id: 0.5}
     assert choose_challengers(trials, exact) == [FIXED[4]]
     # One took 5 ms a round more, and so may the others: estimates are off by some 9 %.
     noisy = {**exact, FIXED[0].id: 0.65, FIXED[1].id: 0.5}
     assert choose_challengers(trials, noisy) == [FIXED[4], FIXED[2]]
+    assert choose_challengers(trials, noisy, ["target_tree"])[0] == LOSSY
+
+
+def test_a_lossy_method_that_is_allowed_by_name_may_be_a_finalist():
+    allowed = choose_finalists([trial(LOSSY, 3.0), trial(FIXED[1], 1.5)], 4, ["target_tree"])
+    assert [t.configuration for t in allowed] == [LOSSY, FIXED[1]]
 
 
 # Folders

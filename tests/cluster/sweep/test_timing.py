@@ -9,7 +9,7 @@ from cluster.sweep.alone import alone, left_cores
 from cluster.sweep.bench import start_bench
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.break_even import BreakEvenSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from tests.commands import wait_until
 from tests.observers import Heard
 
@@ -73,10 +73,10 @@ def test_others_on_the_node_are_waited_for_and_named_when_they_stay(bench, monke
 
 
 def test_a_policy_that_asks_what_the_target_costs_is_profiled_at_that_cost(bench):
-    asking = Configuration(drafter=DraftModelSettings(policy=BreakEvenSettings()))
+    asking = Configuration(drafter=DraftModelSettings(policy=PreCutSettings()))
     assert asking.unpriced
     profile = bench.profile([asking], widths=(1, 2), contexts=(8,), batches=(1,), repeats=1)
-    assert profile.policies.keys() == {"draft break_even"}
+    assert profile.policies.keys() == {"draft pre_cut"}
 
 
 def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench):

@@ -43,6 +43,7 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(home, 
     for run in nested:
         trial = result.trial(run.data.tags["config_id"])
         assert run.data.metrics.items() >= (trial.metrics | trial.counts).items()
+        assert run.data.tags["lossless"] == "true"
         assert run.data.tags["prompts_digest"] == result.prompts.digest
         assert run.data.tags["python"] == result.environment["python"]
     fixed = next(run for run in nested if run.info.run_name.endswith(", K=5"))

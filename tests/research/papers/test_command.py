@@ -177,8 +177,8 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     config, home, page = tmp_path / "papers.yaml", tmp_path / "home", tmp_path / "page.md"
     content = plan(tmp_path, tiny_spec)
     content["tables"] = {"once": content["tables"]["once"]}
-    even = {"kind": "draft_model", "policy": {"kind": "break_even", "max_tokens": 3}}
-    content["tables"]["once"]["rows"].append({"name": "Break-even", "drafter": even})
+    pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut", "max_tokens": 3}}
+    content["tables"]["once"]["rows"].append({"name": "Pre-cut", "drafter": pre_cut})
     content["recordings"] = {"greedy": {"prompts": ["loops", "absent"], "max_draft": 6}}
     content["recordings"]["sampled"] = {"prompts": ["sums"], "sampling": {"temperature": 1}}
     config.write_text(json.dumps(content))
@@ -191,7 +191,7 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     costs = PapersResult.load(folder.parent).target_costs
     assert list(costs) == ["draft"]
     text = page.read_text()
-    assert f"a target forward costs {costs['draft']:g} candidates of draft: measured." in text
+    assert f"a target forward costs {costs['draft']:g} steps of draft: measured." in text
     assert "### The draft's entropy at accepted and rejected tokens" in text
     assert "| loops | greedy |" in text
     assert "| sums | T=1 |" in text

@@ -11,11 +11,11 @@ from research.papers.component_times import (
     ROLL_BACK,
     component_times,
 )
-from specdec_core.drafting.policies.break_even import BreakEvenSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.engine import Request
 
-METHOD = PostUseSettings(policy=BreakEvenSettings(max_tokens=8, target_cost=4))
+METHOD = PostUseSettings(policy=PreCutSettings(max_tokens=8, target_cost=4))
 
 
 def test_components_are_counted_where_they_happen(tiny_pair):

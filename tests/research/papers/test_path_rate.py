@@ -3,7 +3,8 @@
 import pytest
 
 from research.papers.result import path_rate
-from tests.specdec_core.tokens.test_statistics import B, generation, round_of
+from specdec_core.tokens.statistics import TokenOrigin
+from tests.specdec_core.tokens.test_statistics import B, C, D, generation, round_of
 
 
 def decoded(drafted=None, first_generates=1):
@@ -33,3 +34,9 @@ def test_the_end_of_a_request_leaves_less_room():
     cut.finish_reason = "length"
     # 7, 3 and 1 tokens could still be drafted
     assert path_rate([cut], depth=4) == pytest.approx(6 / (4 + 3 + 1))
+
+
+def test_tokens_that_the_target_began_with_count_on_neither_side():
+    begun = decoded(first_generates=0)
+    begun.origins = [TokenOrigin.TARGET, D, D, B, TokenOrigin.TARGET, C, TokenOrigin.TARGET, D]
+    assert path_rate([begun], depth=4) == pytest.approx(3 / 12)

@@ -1,4 +1,4 @@
-"""The papers' tables say what was measured: cells, bold, ties, CSV, page, MLflow."""
+"""The papers' tables say what was measured: cells, bold, ties, lossy marks, CSV, page, MLflow."""
 
 from datetime import UTC, datetime
 
@@ -38,6 +38,7 @@ PLAN = PaperPlan.model_validate(
                     {"name": "Vanilla"},
                     {"name": "Chain", "drafter": CHAIN},
                     {"name": "PLD", "drafter": LOOKUP},
+                    {"name": "Wide", "drafter": {"kind": "target_tree", "branching": [2, 2]}},
                     {"name": "UCBSpec", "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]}},
                 ],
             },
@@ -53,7 +54,13 @@ PLAN = PaperPlan.model_validate(
     }
 )
 # seconds of the two prompts, one repeat; autoregressive decoding takes 8 for each
-SECONDS = {"Vanilla": (8.0, 8.0), "Chain": (4.0, 4.2), "PLD": (3.0, 5.0), "UCBSpec": (3.9, 4.1)}
+SECONDS = {
+    "Vanilla": (8.0, 8.0),
+    "Chain": (4.0, 4.2),
+    "PLD": (3.0, 5.0),
+    "Wide": (1.0, 1.0),
+    "UCBSpec": (3.9, 4.1),
+}
 
 
 def measured(prompts, configuration, seconds):
@@ -121,6 +128,7 @@ def test_rows_are_compared_with_the_row_that_a_table_names(result):
     code, sums = section.lines[1:]
     # 8.2 seconds of the chain over 8 of prompt lookup
     assert code.startswith("code: times as fast as Chain: PLD 1.02× (")
+    assert "Wide (lossy) 4.10×" in code
     assert "PLD" not in sums  # not measured there
     assert tables(result)[0].lines == PLAN.tables["methods"].notes
 
@@ -137,20 +145,24 @@ def test_a_column_is_a_prompt_set_and_a_quantity(result):
     assert cells["PLD"][3:] == ["–", "–", "–"]
 
 
-def test_the_best_method_is_bold_and_what_ties_with_it_is_marked(result):
+def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(result):
     cells = rows(tables(result)[0])
     assert cells["PLD"][1].startswith("**2.00×") or cells["UCBSpec"][1].startswith("**2.00×")
     assert cells["UCBSpec"][4].startswith("**2.00×")
     assert not cells["Chain"][4].startswith("=")  # slower on every prompt: no tie
+    # fewer verifications are better, and a lossy method is never the best
+    assert cells["Wide (lossy)"][1] == "8.00× (7.75–8.25)"
+    assert not any("**" in cell for cell in cells["Wide (lossy)"])
     assert cells["UCBSpec"][5] == "**0.500**"
 
 
 def test_csv_has_every_number_of_every_cell(result, tmp_path):
     written(result, tmp_path)
     table = pd.read_csv(tmp_path / "methods.csv").set_index(["method", "prompts"])
-    assert len(table) == 7
+    assert len(table) == 9
     assert table.loc[("Chain", "code"), "speedup"] == pytest.approx(16 / 8.2)
     assert table.loc[("Chain", "code"), "speedup_low"] == pytest.approx(16 / 8.2 - 0.25)
+    assert not table.loc[("Wide (lossy)", "sums"), "lossless"]
     assert table.loc[("PLD", "code"), "n_target"] == 32
     assert np.isnan(table.loc[("Vanilla", "code"), "path_rate"])
     lengths = pd.read_csv(tmp_path / "lengths.csv")
@@ -169,7 +181,7 @@ def test_the_page_has_every_table_the_findings_and_what_differs(result, tmp_path
         assert line in page
     assert "Other models than the paper's." in page
     for method in PLAN.methods("methods"):
-        assert f"- {method.name}: {method.configurations[0].sentence}" in page
+        assert f"- {method.label}: {method.configurations[0].sentence}" in page
     html = (tmp_path / "papers.html").read_text()
     assert html.count("<svg") == 2
     assert "<b>0.500</b>" in html
@@ -178,7 +190,7 @@ def test_the_page_has_every_table_the_findings_and_what_differs(result, tmp_path
 def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(result):
     lines = findings(result)
     (best,) = [line for line in lines if line.startswith("sums: fastest")]
-    assert "fastest is UCBSpec, " in best
+    assert "fastest is UCBSpec, " in best  # not the lossy one
     assert "2.00× (1.75–2.25) autoregressive decoding and 1.02× (1.0" in best
     assert "the best plain chain (medium, K=4)" in best
     (bandit,) = [line for line in lines if line.startswith("code: against the best arm")]
@@ -208,8 +220,10 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(result, ho
     client = MlflowClient(tracking_uri())
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
+    assert run.data.tags["lossy"] == "Wide"
     metrics = run.data.metrics
     assert metrics["methods.Chain.code.speedup"] == pytest.approx(16 / 8.2)
+    assert metrics["methods.Wide__lossy_.sums.speedup"] == pytest.approx(8)
     assert metrics["lengths.Chain.code.lambda_8.speedup"] == pytest.approx(16 / 12)
     stored = {file.path for file in client.list_artifacts(run_id)}
     assert stored >= {"papers.md", "papers.html", "methods.csv", "papers.json", "methods.svg"}

@@ -60,6 +60,8 @@ def cached(kind="post_use", **settings):
     return {"kind": kind, **settings}
 
 
+BEGUN = {"kind": "target_tree"}
+JOINED = "target_tree begins with the target's tokens"
 AHEAD = {"kind": "pearl"}
 WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} for t in (0.7, 0))
 
@@ -70,12 +72,15 @@ WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} fo
         ({"kind": "bandit", "arms": [3]}, "at least two arms"),
         ({"kind": "bandit", "arms": [3, 3]}, "at least two arms, each given once"),
         ({"kind": "bandit", "arms": [WARM, COLD]}, "different sampling settings"),
+        ({"kind": "bandit", "arms": [BEGUN, 2]}, JOINED),
         ({"kind": "bandit", "arms": [AHEAD, AHEAD | {"window": 3}]}, "pearl"),
         ({"kind": "schedule", "ranges": {2: 3}}, "no drafter for 1 request"),
         ({"kind": "schedule", "ranges": {1: None}}, "drafts nothing at any number"),
         ({"kind": "schedule", "ranges": {0: 3, 1: 2}}, "greater than or equal to 1"),
         ({"kind": "schedule", "ranges": {1: AHEAD, 3: AHEAD | {"window": 3}}}, "more than one"),
         ({"kind": "schedule", "ranges": {1: WARM, 3: 2, 5: COLD}}, "different sampling"),
+        ({"kind": "schedule", "ranges": {1: BEGUN, 4: None}}, JOINED),
+        ({"kind": "hybrid", "otherwise": BEGUN}, JOINED),
         (
             {"kind": "hybrid", "merge": True, "lookup": {"kind": "suffix", "max_tokens": 20}}
             | {"otherwise": {"kind": "dynamic_tree", "keep": 128}},

@@ -21,6 +21,7 @@ a1ed5f7f46 {kind: draft_model, draft: small, policy: {kind: fixed, max_tokens: 7
 884e3b70de {kind: draft_model, policy: {kind: svip, threshold: 1.1, max_tokens: 12}}
 1ae0acdfc0 {kind: draft_model, policy: {kind: confidence_product}}
 f255624e2d {kind: draft_model, policy: {kind: break_even}}
+63d47d94b1 {kind: draft_model, policy: {kind: pre_cut, target_cost: 8.5, bins: 4}}
 708ce36eb7 {kind: draft_model,
  policy: {kind: specdecpp, head: 'bundled:small-joint', min_tokens: 2}}
 708ce36eb7 {kind: draft_model,
@@ -32,6 +33,8 @@ b8020c211c {kind: draft_model, policy: {kind: decision, head: t2, cumulative: tr
 9b2a407040 {kind: tree}
 d6e4d24de9 {kind: tree, branching: [2, [3, 1], [2, 0, 0, 1], 1], replacement: true}
 ec352b884b {kind: fork, width: 3, policy: {kind: svip}}
+21a35d5b94 {kind: target_tree, branching: [1, 2, 2]}
+296000a8e7 {kind: target_fork, width: 3, spread: 2, policy: {kind: svip, max_tokens: 5}}
 e616cc8716 {kind: dynamic_tree, least: 0.01}
 af923875dc {kind: prompt_lookup, max_ngram: 4}
 af923875dc {kind: prompt_lookup, max_ngram: 4, occurrence: latest}

@@ -51,6 +51,10 @@ def configuration(drafter, **sampling):
         ({"kind": "tree", "draft": "small", "branching": [3, 1, 1, 1]}, "tree 3-1-1-1, small"),
         ({"kind": "tree", "draft": "small", "branching": [[3], [2, 1, 0]]}, "tree of 6, small"),
         (
+            {"kind": "target_tree", "draft": "small", "branching": [2, 2, 1]},
+            "target tree 2-2-1, small, lossy",
+        ),
+        (
             {"kind": "bandit", "reward": "time", "arms": [2, {"kind": "suffix"}]},
             "UCB of 2 arms, by time",
         ),
@@ -75,6 +79,8 @@ def test_a_sentence_describes_the_parts_and_their_numbers():
     )
     bandit = configuration({"kind": "bandit", "arms": [2, {"kind": "suffix"}]})
     assert "arms draft, K=2; suffix" in bandit.sentence
+    lossy = configuration({"kind": "target_tree", "branching": [2, 2, 1]})
+    assert lossy.sentence.endswith("The output does not keep the target's distribution.")
 
 
 def test_sampling_is_said_behind():
@@ -103,7 +109,7 @@ NUMBERS = [
     if isinstance(getattr(make(kind), name), int | float)
 ]
 # Numbers that only matter with a width above 1.
-BESIDE = {("pearl", "least"): {"width": 4}}
+BESIDE = {("target_fork", "spread"): {"width": 4}, ("pearl", "least"): {"width": 4}}
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.kinds import chain, configured
 
-POLICIES = {
-    "fixed": {"max_tokens": 4},
-    "heuristic": {},
-    "svip": {"threshold": 1.0},
-    "break_even": {},
-}
+POLICIES = {"fixed": {"max_tokens": 4}, "heuristic": {}, "svip": {"threshold": 1.0}, "pre_cut": {}}
 
 
 def decode(pair, policy, temperature, **options):

@@ -20,7 +20,7 @@ POLICIES = {
     "fixed": policy("fixed", max_tokens=4),
     "heuristic": policy("heuristic", start=2, max_tokens=8),
     "product": policy("confidence_product", threshold=0.01, max_tokens=8),
-    "break-even": policy("break_even", max_tokens=8),
+    "pre-cut": policy("pre_cut", max_tokens=8),
     "joint": policy("decision", head="joint", threshold=0.5, cumulative=True, max_tokens=8),
 }
 
@@ -121,7 +121,7 @@ class Told:
 
 
 def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
-    learns = policy("break_even", max_tokens=4)
+    learns = policy("pre_cut", max_tokens=4)
     engine = Engine(tiny_pair, configured(ForkSettings(width=3, policy=learns)), 2)
     told = Told(engine.drafter)
     observe = engine.drafter.observe

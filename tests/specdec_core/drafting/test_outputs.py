@@ -9,7 +9,7 @@ from specdec_core.config import Sampling
 from tests.conftest import save_random_head
 from tests.specdec_core.drafting.proofs import assert_the_targets_own
 from tests.specdec_core.fits import fit
-from tests.specdec_core.kinds import chain
+from tests.specdec_core.kinds import chain, configured
 
 COUPLED = Sampling(temperature=0.3, coupling="gumbel")  # so cold that lookups find something
 SUFFIX = {"kind": "suffix"}
@@ -18,7 +18,7 @@ CHAIN = chain(max_tokens=4)
 DYNAMIC = {"kind": "dynamic_tree", "expand": 3, "children": 3, "keep": 10}
 MIXED = [
     CHAIN,
-    chain("break_even", max_tokens=5),
+    chain("pre_cut", max_tokens=5),
     {"kind": "tree", "branching": [3, 2]},
     {"kind": "post_use", "policy": {"kind": "fixed", "max_tokens": 4}},
     {"kind": "prompt_lookup"},
@@ -36,12 +36,14 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "replaced": {"kind": "tree", "branching": [2, 2, 1], "replacement": True},
     "fork": fork(kind="fixed", max_tokens=5),
     "fork that stops": fork(kind="confidence", threshold=0.08, max_tokens=8),
-    "fork that learns": fork(kind="break_even", target_cost=5, max_tokens=8),
+    "fork that learns": fork(kind="pre_cut", target_cost=5, max_tokens=8),
     "fork by a head": fork(kind="specdecpp", head="random", threshold=0.6, max_tokens=8),
     "dynamic tree": DYNAMIC,
     "dynamic tree that stops": DYNAMIC | fork("dynamic_tree", kind="svip", threshold=2.25),
     "dynamic tree by a head": DYNAMIC
     | fork("dynamic_tree", kind="specdecpp", head="random", threshold=0.6, max_tokens=6),
+    "target tree": {"kind": "target_tree", "branching": [1, 3, 2, 1]},
+    "target fork": {"width": 1, "spread": 3} | fork("target_fork", kind="pre_cut", target_cost=2),
     "prompt lookup": {"kind": "prompt_lookup", "max_tokens": 4, "occurrence": "earliest"},
     "suffix": SUFFIX,
     "shared suffix tree": {"kind": "suffix", "tree": True, "memory": "all"},
@@ -54,7 +56,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "reuse at the draft": {"kind": "post_use", "at_target": 0},
     "reuse at the target": {"kind": "post_use", "at_draft": 0, "anchors": 2},
     "post-use by its costs": {"kind": "post_use", "cache": CACHE | {"memory": "all"}}
-    | fork("post_use", kind="break_even", target_cost=5),
+    | fork("post_use", kind="pre_cut", target_cost=5),
     "post-use that stops": {"anchors": 5} | fork("post_use", kind="svip", threshold=2.3),
     "hybrid": {"kind": "hybrid", "otherwise": CHAIN},
     "merged": {"kind": "hybrid", "otherwise": CHAIN, "merge": True},
@@ -111,6 +113,12 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
     "dynamic tree": (toy(SMALL, "near", kind="fixed", max_tokens=3), TOP_K),
     "dynamic tree that stops": (toy(SMALL, "far", kind="svip", threshold=1.1, max_tokens=3), PLAIN),
     "pruned": (toy(SMALL | {"least": 0.1}, "near", kind="svip", max_tokens=3), TOP_P),
+    "target tree": ({"kind": "target_tree", "draft": "far", "branching": [1, 2, 2]}, PLAIN),
+    "target fork": (
+        {"width": 1, "spread": 2}
+        | toy({"kind": "target_fork"}, "near", kind="confidence", threshold=0.3, max_tokens=3),
+        TOP_K,
+    ),
     "prompt lookup": ({"kind": "prompt_lookup", "occurrence": "earliest"}, PLAIN),
     "shared suffixes": ({"kind": "suffix", "per_match": 0, "memory": "all"}, PLAIN),
     "suffix tree": ({"kind": "suffix", "per_match": 0, "tree": True}, TOP_P),
@@ -143,7 +151,8 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
 
 
 # Cells that add a stop or a wider memory to the code of another one.
-LONG = {"dynamic tree that stops", "cascade that stops", "post-use that stops", "shared suffixes"}
+LONG = {"dynamic tree that stops", "cascade that stops", "target fork", "shared suffixes"}
+LONG |= {"post-use that stops"}
 
 
 @pytest.mark.parametrize(
@@ -152,3 +161,19 @@ LONG = {"dynamic tree that stops", "cascade that stops", "post-use that stops", 
 )
 def test_samples_have_the_targets_joint_distribution(name):
     assert fit(*SAMPLED[name]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"kind": "target_tree", "draft": "far", "branching": [2, 2, 2]},
+        pytest.param(
+            {"kind": "target_fork", "draft": "far", "width": 2, "spread": 2}, marks=pytest.mark.long
+        ),
+    ],
+    ids=["target tree", "target fork"],
+)
+def test_samples_of_lossy_drafters_do_not(drafter):
+    """Two tokens of the target begin a tree, and the tokens after them decide between the two."""
+    assert not configured(drafter).lossless
+    assert fit(drafter, PLAIN) < 1e-9

@@ -76,13 +76,16 @@ def served(engine, requests):
         ("tree", 0, True),
         ("tree", 2, False),
         ("prompt_lookup", 3, False),
+        ("target_tree", 0, False),
+        ("target_tree", 1, True),
     ],
 )
 def test_a_broken_request_ends_with_an_error_and_harms_no_other(
     pair, tiny_pair, sampling, kind, pooled
 ):
     sampling = SAMPLINGS[sampling]
-    own = AUTOREGRESSIVE if kind is None else Configuration(drafter=drafter(kind))
+    changes = {"branching": [1, 2]} if kind == "target_tree" else {}
+    own = AUTOREGRESSIVE if kind is None else Configuration(drafter=drafter(kind, **changes))
     healthy = [r for r in asked(sampling) if r.id.startswith("healthy")]
     # Two slots: the broken ones' are taken by healthy requests.
     how = {"pooled": pooled, "compact": pooled}  # a pool stays one where its rows are packed
@@ -155,8 +158,9 @@ def test_a_broken_draft_costs_candidates_alone(drafted, kind, sampling):
     sampling = SAMPLINGS[sampling]
     texts = [(5, 6, NAN, 7), PROMPTS[1]]
     requests = [Request(str(n), text, 8, sampling) for n, text in enumerate(texts)]
+    changes = {"target_tree": {"branching": [1, 2]}, "target_fork": {"width": 1}}.get(kind, {})
     link = InTurns(drafted, 0)
-    configuration = Configuration(drafter=drafter(kind))
+    configuration = Configuration(drafter=drafter(kind, **changes))
     engine = Engine(drafted, configuration, 2, open_link=lambda: link)
     found = [g.tokens for g in engine.generate(requests)]
     if sampling.greedy:

@@ -63,14 +63,17 @@ def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, tmp_path, monke
     requests = [Request(str(n), p, 24, seed=n, ignore_eos=True) for n, p in enumerate(PROMPTS[:3])]
     generations = engine.generate(requests)
     assert list(missed.values()) == [1, 1, 1]
+    # The first round draws the first token of a tree.
+    begins = engine.configuration.drafter.target_started
     for generation in generations:
         first, *rounds = generation.rounds
         assert (first.position, first.drafted, first.accepted) == (0, 0, 0)
         assert (first.draft_forwards, first.draft_tokens, first.arm) == (0, 0, None)
-        assert first.generated == 1
+        assert first.generated == (0 if begins else 1)
         assert rounds[0].position == first.generated
     assert sum(asked.values()) == sum(len(g.rounds) - 1 for g in generations)
-    assert generations[0].tokens == expected.tokens
+    if engine.configuration.lossless:
+        assert generations[0].tokens == expected.tokens
 
 
 def test_the_first_token_waits_for_no_draft(tiny_pair, monkeypatch):

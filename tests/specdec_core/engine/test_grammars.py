@@ -74,7 +74,7 @@ def expected(tiny_pair):
     return [masked(tiny_pair, request) for request in requests()]
 
 
-@pytest.mark.parametrize("drafter", [None, "chain", "tree", "lookup", "cascade"])
+@pytest.mark.parametrize("drafter", [None, "chain", "tree", "target tree", "lookup", "cascade"])
 def test_greedy_output_is_that_of_masked_decoding(tiny_pair, expected, drafter):
     generations = Engine(tiny_pair, under(drafter, Sampling()), 4).generate(requests())
     assert [g.tokens for g in generations] == expected

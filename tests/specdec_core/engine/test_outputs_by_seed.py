@@ -21,6 +21,8 @@ DRAFTERS = {
     "dynamic tree": {"kind": "dynamic_tree"},
     "cascade": {"kind": "cascade", "policy": {"kind": "fixed", "max_tokens": 4}},
     "post-use": {"kind": "post_use"},
+    "one of the target's": {"kind": "target_tree", "branching": [1, 2, 2]},
+    "two of the target's": {"kind": "target_tree", "branching": [2, 2, 1]},
 }
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -36,11 +38,13 @@ LEARNING = {
     "schedule": {"kind": "schedule", "ranges": {1: 3, 5: {"kind": "suffix"}}},
     "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
     "break-even": {"kind": "draft_model", "policy": {"kind": "break_even", "target_cost": 5}},
+    "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut", "target_cost": 5}},
 }
 # The rest of the kinds; a head and an EAGLE head are in the fixtures' folder and pair.
 FOLDER, HEAD = "FOLDER", "head"
 OTHERS = {
     "token cache": {"kind": "token_cache"},
+    "target fork": {"kind": "target_fork", "width": 1},
     "confidence": {"kind": "draft_model", "policy": {"kind": "confidence"}},
     "specdecpp": {
         "kind": "draft_model",
@@ -75,6 +79,15 @@ TEXTS = {
     " | 59 311 220 96 160 21 88 300 108 54 153 146",
     ("rejection", "post-use"): "237 272 302 234 124 219 19 246 181 274 89 66"
     " | 59 311 220 96 160 96 303 55 130 11 74 85",
+    ("rejection", "one of the target's"): "237 272 316 92 100 125 285 268 134 105 157 192"
+    " | 59 75 219 24 21 268 145 153 186 92 219 120",
+    ("rejection", "two of the target's"): "237 138 103 316 219 260 181 268 75 229 219 163"
+    " | 59 272 210 210 294 163 141 21 296 236 295 215",
+    # Choosing among several by what follows them is not lossless.
+    ("greedy", "two of the target's"): "214 258 31 302 153 31 214 258 80 259 82 31"
+    " | 275 249 318 96 126 126 170 211 96 162 210 186",
+    ("gumbel", "two of the target's"): "318 258 225 190 92 186 162 125 96 291 196 237"
+    " | 103 67 175 171 319 96 258 217 31 97 308 182",
 }
 # Forwards of the target and of the draft, candidates, accepted ones.
 COUNTS = {
@@ -86,6 +99,8 @@ COUNTS = {
         "dynamic tree": (14, 46, 220, 10),
         "cascade": (15, 38, 39, 9),
         "post-use": (13, 64, 73, 11),
+        "one of the target's": (16, 25, 74, 10),
+        "two of the target's": (15, 22, 88, 11),
     },
     "rejection": {
         "autoregressive": (24, 0, 0, 0),
@@ -95,6 +110,8 @@ COUNTS = {
         "dynamic tree": (20, 74, 356, 4),
         "cascade": (12, 33, 33, 12),
         "post-use": (10, 50, 50, 14),
+        "one of the target's": (15, 23, 68, 11),
+        "two of the target's": (12, 16, 64, 14),
     },
     "gumbel": {
         "autoregressive": (24, 0, 0, 0),
@@ -104,6 +121,8 @@ COUNTS = {
         "dynamic tree": (10, 34, 168, 14),
         "cascade": (13, 34, 34, 11),
         "post-use": (12, 56, 62, 12),
+        "one of the target's": (14, 22, 66, 12),
+        "two of the target's": (12, 18, 72, 14),
     },
 }
 
@@ -164,8 +183,9 @@ def test_it_writes_the_same_beside_requests_that_sample_otherwise(tiny_pair, dra
 
 
 # What decides a round depends on the drafter, and on the rule alone where a chain is verified.
+LEARNS_FROM_ALL = ("pre-cut",)  # so that company changes its rounds
 CASES = [
-    *((name, "rejection") for name in ALL),
+    *((name, "gumbel" if name in LEARNS_FROM_ALL else "rejection") for name in ALL),
     *(("chain", "greedy"), ("chain", "gumbel"), ("tree", "greedy"), ("tree", "gumbel")),
 ]
 
@@ -184,7 +204,8 @@ def test_preempted_requests_write_what_they_would_have(pair, folder, rule, draft
     found = engine.generate(asked)
     assert engine.scheduler.preemptions
     assert [g.tokens for g in found] == [g.tokens for g in alone]
-    assert [rounds(g) for g in found] == [rounds(g) for g in alone]
+    if drafter not in LEARNS_FROM_ALL:
+        assert [rounds(g) for g in found] == [rounds(g) for g in alone]
 
 
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
@@ -219,7 +240,8 @@ def test_requests_that_begin_alike_write_what_they_would_have(pair, folder, rule
     for request in requests:
         [alone] = Engine(pair, configuration).generate([request])
         assert found[request.id].tokens == alone.tokens, request.id
-        assert rounds(found[request.id]) == rounds(alone), request.id
+        if drafter not in LEARNS_FROM_ALL:
+            assert rounds(found[request.id]) == rounds(alone), request.id
 
 
 @pytest.mark.parametrize("drafter", ALL)

@@ -33,7 +33,12 @@ def requests(**options):
 
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
-    [("chain", "greedy"), ("chain", "coupled"), ("tree", "rejection")],
+    [
+        ("chain", "greedy"),
+        ("chain", "coupled"),
+        ("tree", "rejection"),
+        ("target tree", "rejection"),
+    ],
 )
 def test_log_probabilities_are_those_of_one_forward_over_the_text(tiny_pair, drafter, sampling):
     engine = Engine(tiny_pair, under(drafter, SAMPLINGS[sampling]), 2)
@@ -76,9 +81,11 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-def test_a_prompts_log_probabilities_are_those_of_one_forward(tiny_pair, limits):
-    engine = Engine(tiny_pair, under("chain"), limits=LIMITS[limits])
+@pytest.mark.parametrize(
+    ("drafter", "limits"), [*(("chain", limits) for limits in LIMITS), ("target tree", "preempted")]
+)
+def test_a_prompts_log_probabilities_are_those_of_one_forward(tiny_pair, drafter, limits):
+    engine = Engine(tiny_pair, under(drafter), limits=LIMITS[limits])
     engine.generate([Request("before", SHORT, 2), Request("also before", LONG, 2)])
     plain = Request("plain", LONG, NEW, ignore_eos=True)
     measured = replace(plain, logprobs=3, prompt_logprobs=True)
@@ -113,8 +120,9 @@ def test_a_prompt_that_is_measured_takes_no_other_text_from_the_cache(tiny_pair)
         assert again.cached_tokens == len(request.tokens) - 1
 
 
-def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair):
-    engine = Engine(tiny_pair, under("chain"), 3)
+@pytest.mark.parametrize("drafter", ["chain", "target tree"])
+def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair, drafter):
+    engine = Engine(tiny_pair, under(drafter), 3)
     asked = requests(max_new_tokens=0, logprobs=3, prompt_logprobs=True)
     asked.append(replace(asked[0], id="beside", max_new_tokens=NEW))
     *none, some = engine.generate(asked)
@@ -160,7 +168,7 @@ def test_no_text_ends_before_its_least_length(tiny_pair, free):
         assert not {0, token} & set(generation.tokens[:9])
 
 
-@pytest.mark.parametrize("drafter", ["chain", "tree", "hybrid"])
+@pytest.mark.parametrize("drafter", ["chain", "tree", "target tree", "hybrid"])
 def test_requests_of_one_batch_speculate_as_they_like(tiny_pair, free, drafter):
     limits = (0, 1, None)
     asked = [

@@ -16,18 +16,19 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.text_warper import TextWarper
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
-from tests.specdec_core.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "chain": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 3.0}},
     "tree": {"kind": "tree", "branching": [3, 2, 1]},
     "fork": {"kind": "fork"},
+    "target tree": {"kind": "target_tree", "branching": [1, 3, 2]},
     "dynamic tree": {"kind": "dynamic_tree"},
     "lookup": {"kind": "prompt_lookup"},
     "cascade": {"kind": "cascade"},
@@ -130,10 +131,15 @@ def twins(tiny_pair):
     return replace(tiny_pair, drafts={"draft": tiny_pair.target})
 
 
-@pytest.mark.parametrize(("drafter", "temperature"), [("chain", 0.0), ("cascade", 0.8)])
+@pytest.mark.parametrize(
+    ("drafter", "temperature"), [("chain", 0.0), ("cascade", 0.8), ("target tree", 0.8)]
+)
 def test_a_draft_like_its_target_is_always_right(twins, drafter, temperature):
+    chain = {**DRAFTERS[drafter], "branching": [1, 1, 1, 1]}
+    if drafter != "target tree":
+        del chain["branching"]
     sampling = EDITED["all"].model_copy(update={"temperature": temperature, "min_p": 0.01})
-    generations = Engine(twins, configured(DRAFTERS[drafter], sampling), 2).generate(requests())
+    generations = Engine(twins, configured(chain, sampling), 2).generate(requests())
     rounds = [r for g in generations for r in g.rounds]
     assert sum(r.drafted for r in rounds) > 40
     # In float32 p and q differ by what a forward of another width rounds otherwise.

@@ -71,12 +71,11 @@ class TestMeasurePolicies:
         svips = (chain("svip", threshold=threshold) for threshold in (0.5, 0.9))
         fork = {"kind": "fork", "policy": {"kind": "heuristic"}}
         drafters = [
-            *(chain("fixed"), *svips, chain("break_even"), chain("oracle")),
+            *(chain("fixed"), *svips, chain("pre_cut"), chain("oracle")),
             *({"kind": "tree"}, {"kind": "hybrid", "otherwise": fork}, None),
         ]
         found = measure_policies(tiny_pair, [configured(own) for own in drafters], rounds=3)
-        kinds = ("fixed", "svip", "break_even", "heuristic")
-        assert set(found) == {f"draft {kind}" for kind in kinds}
+        assert set(found) == {f"draft {kind}" for kind in ("fixed", "svip", "pre_cut", "heuristic")}
         assert all(seconds > 0 for seconds in found.values())
 
     def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):

@@ -20,7 +20,7 @@ CHAIN = {"kind": "draft_model", "draft": HEAD}
 POLICIES = [
     {"kind": "svip", "threshold": 2.0, "max_tokens": 10},
     {"kind": "heuristic"},
-    {"kind": "break_even", "target_cost": 5},
+    {"kind": "pre_cut", "target_cost": 5},
 ]
 
 

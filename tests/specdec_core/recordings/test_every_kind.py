@@ -14,7 +14,7 @@ from tests.specdec_core.kinds import drafter, policy
 from tests.specdec_core.recordings.recorded import assert_replayed, recorded
 
 # What is not recorded (of a token cache: what is useful, as it comes without being asked).
-UNKNOWN = {"dynamic_tree", "pearl"}
+UNKNOWN = {"target_tree", "target_fork", "dynamic_tree", "pearl"}
 KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_from": "output"}}}
 
 

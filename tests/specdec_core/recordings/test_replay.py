@@ -43,7 +43,7 @@ UNEVEN = {"kind": "tree", "branching": (2, (3, 1), (2, 0, 0, 1), 1, 1)}
 # Drafters that see one request alone, and drafters that remember earlier requests.
 DRAFTERS: dict[str, Drafter] = {
     "chain": SVIP_CHAIN,
-    "chain that learns": chain("break_even"),
+    "chain that learns": chain("pre_cut"),
     "chain by a head": chain("decision", head="joint", threshold=0.3, cumulative=True),
     "deep tree": {"kind": "tree", "branching": (3, 1, 2, 1, 1, 1, 1)},
     "uneven tree": UNEVEN,
@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Drafter] = {
     "cascade that learns": {"kind": "cascade", "proposer": CACHE, "policy": policy("heuristic")},
     "reuse at the target": {"kind": "post_use", "cache": CACHE, "at_draft": 0},
     "reuse at both": {"kind": "post_use", "cache": CACHE, "policy": policy("heuristic", start=8)},
-    "hybrid that learns": {"kind": "hybrid", "otherwise": chain("break_even")},
+    "hybrid that learns": {"kind": "hybrid", "otherwise": chain("pre_cut")},
     "hybrid with a tree": {"kind": "hybrid", "lookup": CACHE, "min_match": 1, "otherwise": UNEVEN},
     "merged": {"kind": "hybrid", "otherwise": chain("heuristic"), "merge": True},
     "extended": {"kind": "hybrid", "otherwise": SVIP_CHAIN, "extend": True},
@@ -74,14 +74,14 @@ DRAFTERS: dict[str, Drafter] = {
 LASTING: dict[str, Drafter] = {
     "lasting heuristic": chain("heuristic", transient=False),
     "suffix of all": SUFFIX | {"memory": "all"},
-    "cascade by its calls": {"kind": "cascade", "proposer": SUFFIX, "policy": policy("break_even")},
-    "reuse by its calls": {"kind": "post_use", "cache": CACHE, "policy": policy("break_even")},
+    "cascade by its calls": {"kind": "cascade", "proposer": SUFFIX, "policy": policy("pre_cut")},
+    "reuse by its calls": {"kind": "post_use", "cache": CACHE, "policy": policy("pre_cut")},
     "ucb": {"kind": "bandit", "arms": (2, 4, chain("heuristic", transient=False), UNEVEN)},
     "thompson": {"kind": "bandit", "rule": "thompson", "arms": (2, SVIP_CHAIN, SUFFIX)},
     "exp3": {
         "kind": "bandit",
         "rule": "exp3",
-        "arms": (3, {"kind": "hybrid", "otherwise": SVIP_CHAIN}, CACHE, chain("break_even")),
+        "arms": (3, {"kind": "hybrid", "otherwise": SVIP_CHAIN}, CACHE, chain("pre_cut")),
     },
 }
 

@@ -48,7 +48,7 @@ def test_every_drafter_is_replayed_as_it_decodes(pair, recording, requests, kind
         assert not sampling.greedy
 
 
-@pytest.mark.parametrize("kind", ["svip", "break_even"])
+@pytest.mark.parametrize("kind", ["svip", "pre_cut"])
 def test_policies_are_replayed_as_they_decode(pair, recording, requests, kind):
     configuration = configured(chain(kind), recording.header.sampling)
     assert_replayed(Replay(recording), pair, configuration, requests)

@@ -22,7 +22,7 @@ def write(folder, **content):
 
 
 POLICIES = {"fixed", "heuristic", "confidence", "confidence_product", "svip", "break_even"}
-POLICIES |= {"specdecpp", "decision"}
+POLICIES |= {"pre_cut", "specdecpp", "decision"}
 COPIES, MIXED = {"prompt_lookup", "suffix"}, {"tree", "cascade", "hybrid"}
 
 
@@ -118,6 +118,21 @@ def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_pat
     file.write_text("{name: far, target: 0.1, drafts: {small: 0.02}}")
     with pytest.raises(UserError, match="no time given"):
         load_plan(write(tmp_path), hardware=str(file))
+
+
+def test_lossy_methods_are_allowed_by_name_alone(tmp_path):
+    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 2]}}
+    exact = {"drafter": {"kind": "target_tree", "branching": [1, 2]}}
+    far = {"name": "far", "target": 0.1, "drafts": {"*": 0.02}}
+    assert load_plan(write(tmp_path)).allow_lossy == ()
+    assert load_plan(write(tmp_path, allow_lossy=["target_tree"])).allow_lossy == ("target_tree",)
+    with pytest.raises(UserError, match=r"sweep.yaml: allow_lossy: .*'all'.*target_tree"):
+        load_plan(write(tmp_path, allow_lossy=["all"]))
+    load_plan(write(tmp_path, search=[lossy]))  # timed, it has autoregressive decoding to lose to
+    load_plan(write(tmp_path, search=[lossy, exact], hardware=far))
+    load_plan(write(tmp_path, search=[lossy], hardware=far, allow_lossy=["target_tree"]))
+    with pytest.raises(UserError, match=r"only lossy methods.*allow_lossy: \[target_tree\]"):
+        load_plan(write(tmp_path, search=[lossy], hardware=far))
 
 
 def test_counting_by_replay_or_live_is_the_same_sweep():

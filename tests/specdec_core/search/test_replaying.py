@@ -41,7 +41,7 @@ SEARCH = [
     drafting(kind="fixed", max_tokens=[2, 5, 21]),  # 21: longer than was recorded
     drafting(kind="heuristic", transient=False),
     drafting(kind="confidence_product", threshold=[0.2, 0.5]),
-    drafting(kind="break_even", target_cost=5),
+    drafting(kind="pre_cut", target_cost=5),
     drafting(kind="oracle"),
     {"drafter": {"kind": "prompt_lookup"}},
     {"drafter": {"kind": "tree", "branching": {"choice": [[3, 1], [2, [2, 1]]]}}},
@@ -216,7 +216,7 @@ def test_another_machine_ranks_without_timing_anything(recorded, tiny_spec, prom
         assert result.autoregressive is None
     # Where drafting is free the fewest verifications win, where it is expensive no draft.
     fewest = min(
-        (t for t in cheap.trials if t.may_win), key=lambda t: t.metrics["verification_rate"]
+        (t for t in cheap.trials if t.may_win()), key=lambda t: t.metrics["verification_rate"]
     )
     assert cheap.champion == fewest.id
     assert dear.champion_trial.counts["n_draft"] == 0

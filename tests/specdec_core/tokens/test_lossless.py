@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from research.drift import toy_pair as toy
+from research.drift.toy_pair import VOCABULARY as VOCAB
+from research.drift.toy_pair import exact_distribution
 from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import SvipSettings
@@ -18,11 +21,8 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import draw_siblings
-from tests.specdec_core import toy_pair as toy
 from tests.specdec_core.fits import LENGTH, fit
 from tests.specdec_core.models.reduced_draft.drafts import draft_of
-from tests.specdec_core.toy_pair import VOCABULARY as VOCAB
-from tests.specdec_core.toy_pair import exact_distribution
 
 joint = partial(exact_distribution, length=LENGTH)
 

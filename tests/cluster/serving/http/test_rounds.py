@@ -13,7 +13,7 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Chunk, Engine
 from tests.cluster.serving.http.events import client_of, events_of
-from tests.configurations import FOUR
+from tests.configurations import BEGUN
 from tests.local_server import service_of
 
 ROUNDS = {"include_rounds": True}
@@ -102,7 +102,7 @@ async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair):
 BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
 
 
-async def answered(pair, path, body, configuration=FOUR):
+async def answered(pair, path, body, configuration=BEGUN):
     """The whole answer, and the events of one that is streamed."""
     async with client_of(service_of(Engine(pair, configuration, 2))) as http:
         streamed = await http.post(path, json={**BODY, **body, "stream": True})

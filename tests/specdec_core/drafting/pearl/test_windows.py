@@ -34,7 +34,7 @@ POLICIES = [
     for kind in kinds.POLICIES
     if kind != "oracle"
 ]
-LEARNING = [p for p in POLICIES if p.kind == "break_even"]
+LEARNING = [p for p in POLICIES if p.kind in ("break_even", "pre_cut")]
 POLICIES.append(DecisionSettings(head=HEADS["decision"], threshold=0.3, cumulative=True))
 
 

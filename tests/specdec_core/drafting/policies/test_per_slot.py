@@ -16,6 +16,7 @@ SETTINGS = [
     policy("svip", threshold=1.1),
     policy("confidence_product", threshold=0.2),
     policy("heuristic", start=2),
+    policy("pre_cut", target_cost=5),
 ]
 
 
@@ -49,7 +50,7 @@ def test_each_slot_gets_its_own_policys_answer(sampled):
 
 
 def test_policies_ask_for_what_any_of_them_needs():
-    plain, learner = built()[:1], built()[4:5]
+    plain, learner = built()[:1], built()[5:]
     assert not PerSlot(dict(enumerate(plain))).learns
     assert PerSlot(dict(enumerate([*plain, *learner]))).learns
 

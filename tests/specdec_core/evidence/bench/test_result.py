@@ -43,6 +43,7 @@ def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(bench_result
         row("autoregressive", "specdec", [2.0] * 8, autoregressive=True),
         row("lucky", "specdec", even),
         row("steady", "specdec", odd),
+        row("lossy", "specdec", [0.01] * 8, lossless=False),
         row("theirs", "transformers", [1.5] * 8),
         row("theirs with ours", "transformers", [0.01] * 8, with_ours=True),
     ]

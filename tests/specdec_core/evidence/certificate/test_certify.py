@@ -10,7 +10,8 @@ from scipy.stats import binom
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import Sampling
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
@@ -22,11 +23,11 @@ from specdec_core.evidence.certificate.certify import Extent, check_all
 from specdec_core.evidence.certificate.distribution import _p_value, check_distribution
 from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-from specdec_core.tokens import acceptance, verification
-from tests.specdec_core.faults import accepts_all
+from specdec_core.tokens import verification
 from tests.specdec_core.kinds import chain, configured
 
 CHAIN = configured(chain(max_tokens=4))
+LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)
 
@@ -63,9 +64,8 @@ def test_a_lossless_configuration_passes(certificate):
     assert checks.speed.ratio > 0
 
 
-def test_candidates_that_are_accepted_unread_are_found(tiny_pair, monkeypatch):
-    monkeypatch.setattr(acceptance, "verify_greedy", accepts_all)
-    checks = checks_of(tiny_pair, CHAIN)
+def test_a_lossy_configuration_fails(tiny_pair):
+    checks = checks_of(tiny_pair, LOSSY)
     assert "greedy identity" in checks.failures
     assert "in place of" in checks.greedy.first
 
@@ -134,7 +134,7 @@ def test_it_is_found_again_for_these_weights_alone(certificate, tmp_path, monkey
     assert find_certificate(pair, configuration) is None
     certificate.save()
     assert find_certificate(pair, configuration) == certificate
-    assert find_certificate(pair, configured({"kind": "suffix"})) is None
+    assert find_certificate(pair, LOSSY) is None
     moved = shutil.copytree(pair.target, tmp_path / Path(pair.target).name)
     assert find_certificate(pair.model_copy(update={"target": str(moved)}), configuration)
     others = {**certificate.fingerprints, "target": "0" * 16}

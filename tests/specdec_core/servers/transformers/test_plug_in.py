@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 
+from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairConfiguration, RunnerSettings, Sampling
 from specdec_core.engine import Engine, Request, forward_costs
@@ -18,7 +19,6 @@ from specdec_core.servers.transformers.plug_in import DraftCandidates, forget, o
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.servers.transformers.branches import Branches
-from tests.specdec_core.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 
 CHAIN = {"kind": "draft_model"}
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3}
@@ -249,6 +249,7 @@ def test_candidates_with_another_distribution_would_be_found(monkeypatch):
         ({"kind": "tree"}, "drafts trees"),
         ({"kind": "hybrid", "merge": True}, "drafts trees"),
         ({"kind": "bandit", "arms": [CHAIN, {"kind": "dynamic_tree", "keep": 4}]}, "drafts trees"),
+        ({"kind": "target_tree"}, "is lossy"),
         ({"kind": "pearl"}, "a device of its own"),
         (CHAIN | {"policy": {"kind": "oracle"}}, "knows the target's next tokens"),
         (CHAIN | {"draft": "other"}, "no draft 'other'"),

@@ -149,11 +149,11 @@ def test_a_schedule_drafts_by_how_many_texts_there_are(tiny_pair, tmp_path, monk
     assert rounds(own, few, iter([[1, 3]] * NEW)) == {n: expected[n] for n in few}
 
 
-EVEN = CHAIN | {"policy": {"kind": "break_even", "target_cost": 4, "max_tokens": MOST}}
+PRE_CUT = CHAIN | {"policy": {"kind": "pre_cut", "target_cost": 4, "max_tokens": MOST}}
 BANDIT = {"kind": "bandit", "arms": [{"kind": "prompt_lookup", "max_tokens": MOST}, CHAIN]}
 
 
-@pytest.mark.parametrize("drafter", [EVEN, BANDIT], ids=["break_even", "bandit"])
+@pytest.mark.parametrize("drafter", [PRE_CUT, BANDIT], ids=["pre_cut", "bandit"])
 def test_what_learns_from_round_to_round_drafts_what_is_accepted(
     tiny_pair, tmp_path, monkeypatch, drafter
 ):
@@ -181,7 +181,7 @@ def test_what_was_learned_from_earlier_requests_is_forgotten(tiny_pair, tmp_path
     [
         ({"kind": "tree"}, "drafts trees, vLLM verifies chains alone"),
         ({"kind": "token_cache", "phrases": 1}, "after rejected candidates"),
-        (CHAIN | {"policy": {"kind": "break_even"}}, "target_cost: profile: vLLM has no profile"),
+        (CHAIN | {"policy": {"kind": "pre_cut"}}, "target_cost: profile: vLLM has no profile"),
     ],
 )
 def test_what_the_plug_in_cannot_draft_by_is_refused(

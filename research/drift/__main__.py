@@ -1,0 +1,101 @@
+"""Measure how far target-initialised trees drift from the target."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from jobs.console import console, deliver, run
+from jobs.options import (
+    ChatTemplate,
+    Drafts,
+    Limit,
+    MaxLength,
+    Prompts,
+    Target,
+    check_name,
+    chosen_pair,
+    sizes,
+    with_draft,
+)
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.config import PairSpec, Sampling, Temperature, parse
+from specdec_core.prompts.chat import AUTO
+
+
+def main(
+    target: Target = None,
+    draft: Drafts = None,
+    prompts: Prompts = "bundled:held_out",
+    chat_template: ChatTemplate = AUTO,
+    limit: Limit = 24,
+    texts: Annotated[int, Option(min=1, help="Texts written for each prompt.")] = 4,
+    max_new_tokens: Annotated[int, Option(min=1, help="Tokens of a text.")] = 64,
+    max_length: MaxLength = None,
+    temperature: Annotated[float, Option(help="Of sampling and of scoring.")] = 0.7,
+    widths: Annotated[
+        str, Option(help="Tokens that the target draws to begin a tree.")
+    ] = "1,2,3,4",
+    branching: Annotated[str, Option(help="Children of a node at each further level.")] = "4,2,1,1",
+    toy_samples: Annotated[
+        int, Option(min=0, help="Texts sampled from the toy pair; 0 leaves it out.")
+    ] = 20_000,
+    toy_length: Annotated[int, Option(min=1, max=4, help="Tokens of the toy's texts.")] = 3,
+    name: Annotated[str, Option(help="Name of the result's folder.")] = "target_tree",
+) -> None:
+    """Compare what target-initialised trees write with what the target writes, by width: as a
+    divergence on a toy pair with an exactly known distribution, and as the log-likelihood of
+    texts under the target. Width 1 is lossless and shows what noise looks like."""
+    check_name(name)
+    temperature = parse(Temperature, temperature, "--temperature")
+    if temperature == 0:
+        raise UserError(
+            f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
+        )
+    chosen_widths, shape = sizes(widths, "--widths"), sizes(branching, "--branching")
+    spec = with_draft(chosen_pair(PairSpec(), target, draft, max_length))
+
+    # torch and MLflow take seconds to import.
+    from dashboards.progress import ConsoleProgress
+    from dashboards.sections import ReportOrigin
+    from research.drift.by_width import on_texts, on_toy_pair, target_tree
+    from research.drift.report import report
+    from specdec_core.engine.turns import requests_of
+    from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import digest, load_prompts
+
+    sampling = Sampling(temperature=temperature)
+    trees = [
+        target_tree(d, (width, *shape), sampling) for d in spec.drafts for width in chosen_widths
+    ]
+    with console.status(f"loading {spec.name}"):
+        pair = load_pair(spec)
+    loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)
+    tokens = [request.tokens for request in requests_of(loaded, pair, max_new_tokens)]
+    with ConsoleProgress(console) as progress:
+        toy = on_toy_pair(chosen_widths, toy_samples, toy_length, progress)
+        scored = on_texts(pair, trees, sampling, tokens, texts, max_new_tokens, progress)
+
+    notes = [
+        f"trees of W×{'×'.join(map(str, shape))}, begun with W tokens that the target draws; "
+        "W = 1 is lossless",
+        f"{len(loaded)} prompts of {prompts}, {texts} texts each, temperature {temperature:g}",
+        *([f"toy pair: {toy_samples:,} texts of {toy_length} tokens each"] if len(toy) else []),
+    ]
+    params = {
+        "prompts": prompts,
+        "chat_template": chat_template,
+        "prompts_digest": digest(loaded),
+        "texts": texts,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "branching": branching,
+    }
+    origin = ReportOrigin(name=name, pair=spec.name, notes=notes, params=params)
+    deliver(report(toy, scored, origin), workspace() / "drift" / name, "drift")
+
+
+if __name__ == "__main__":
+    run(main)
