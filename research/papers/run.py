@@ -367,7 +367,8 @@ def _differences(
         generations = folder.load_block(key, 0).generations
         for configuration in timed:
             expected = generations.get(Configuration(sampling=configuration.sampling).id)
-            if not (expected and configuration.sampling.greedy):
+            exact = configuration.lossless and configuration.sampling.greedy
+            if not (expected and exact):
                 continue
             for number, own in enumerate(generations[configuration.id]):
                 autoregressive = expected[number].tokens

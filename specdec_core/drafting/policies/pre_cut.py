@@ -148,9 +148,11 @@ class PreCutSettings(PricedSettings):
     """Tabular Q-learning of CONTINUE or STOP (Post-use & Pre-cut, §5.2 and Table 8)."""
 
     kind: Literal["pre_cut"] = "pre_cut"
-    learning_rate: float = Field(default=0.1, gt=0, le=1)
-    discount: float = Field(default=0.99, ge=0, le=1)
-    exploration: float = Field(default=0.5, ge=0, le=1)
+    learning_rate: float = Field(
+        default=0.1, gt=0, le=1, description="at least; 1/n at an action's n-th trial in a state"
+    )
+    discount: float = Field(default=0.99, ge=0, le=1, description="γ, of η alone")
+    exploration: float = Field(default=0.5, ge=0, le=1, description="ε in the first round")
     exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
     optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
     bins: int = Field(default=8, ge=1, le=64, description="of the confidence product, 2 a halving")
