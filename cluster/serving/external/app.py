@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, nullcontext
+from functools import cache
 from time import monotonic, perf_counter
 from typing import Any, cast
 from urllib.parse import quote
@@ -42,7 +43,9 @@ from cluster.serving.http.routes import deploy
 from cluster.serving.http.stopping import Admission, Stopping
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Health, Ready
+from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import max_length_of
+from specdec_core.prompts.chat import template_of
 
 # Headers of one connection, and those that this server's access needs.
 _OWN = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"}
@@ -114,7 +117,7 @@ class ExternalService:
             prefix_hits=0,
             prefix_tokens=0,
             cancelled=0,
-            chat=True,
+            chat=_chats(deployment.pair.target),
             since=max(server.since for server in fleet.servers),
             source=deployment.public_source,
             version=deployment.version,
@@ -397,3 +400,9 @@ class _Metrics(Collector):
                     more = {"replica": replica} if len(self.pages) > 1 else {}
                     known.samples.append(sample._replace(labels={**sample.labels, **more}))
         yield from families.values()
+
+
+@cache
+def _chats(target: str) -> bool:
+    """Whether the target has a template for chats."""
+    return template_of(load_tokenizer(target)) is not None

@@ -23,7 +23,6 @@ from specdec_core.servers.vllm.child import Worker
 from specdec_core.servers.vllm.settings import (
     MODULE,
     NEEDS_ARCTIC,
-    NO_METRICS,
     TOKENS,
     VARIABLE,
     any_load,
@@ -166,7 +165,7 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
         where = {"host": "127.0.0.1", "port": port}
         flags = as_flags({**engine_settings(pair, mode, requests), **where})
         # -P: the current folder may have modules named like those that it needs
-        return [str(interpreter()), "-P", "-m", MODULE, *flags, NO_METRICS]
+        return [str(interpreter()), "-P", "-m", MODULE, *flags]
 
     bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
     variables = inherited_environment() | process_environment(pair.spec.runner.threads) | bound

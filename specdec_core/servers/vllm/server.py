@@ -26,7 +26,6 @@ from specdec_core.servers.server import (
 )
 from specdec_core.servers.vllm.settings import (
     FILE,
-    NO_METRICS,
     PLUG_IN,
     TOKENS,
     VARIABLE,
@@ -148,9 +147,8 @@ class Vllm(Server):
         return served(pair, mode, cores, folder)
 
     def in_production(self, command: Sequence[str], model: str, devices: int) -> list[str]:
-        counting = [word for word in command if word != NO_METRICS]
         shared = ["--tensor-parallel-size", str(devices), "--enable-prefix-caching"]
-        return [*counting, "--served-model-name", model, *shared]
+        return [*command, "--served-model-name", model, *shared]
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.vllm.profile import profile_vllm

@@ -14,7 +14,6 @@ from specdec_core.servers.server import Counterpart, Models
 
 FILE = "speculative_config.json"
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
-NO_METRICS = "--disable-log-stats"  # in comparisons; without it, /metrics counts candidates
 PLUG_IN = "specdec_core.servers.vllm.plug_in.Proposer"
 VARIABLE = "SPECDEC_CONFIGURATION"  # the plug-in's file
 TOKENS = "num_speculative_tokens"

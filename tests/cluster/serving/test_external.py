@@ -115,6 +115,7 @@ def test_keys_limits_health_and_metrics_are_ours(http):
     health = http.get("/health").json()
     assert (health["configuration"], health["slots"], health["queue"]) == (CHAIN.id, 4, 8)
     assert health["engine"] == "words"
+    assert health["chat"] is False  # its tokenizer has no template
     page = http.get("/metrics").text
     assert "\nspecdec:replicas 1.0\n" in page
     [generated] = [line for line in page.split("\n") if line.startswith("vllm:generation_tokens_t")]

@@ -17,7 +17,6 @@ from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV, has_suffix, sharing_processes
 from specdec_core.servers.vllm.server import SUFFIX
-from specdec_core.servers.vllm.settings import NO_METRICS
 from tests.peers import peers_of
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
@@ -117,9 +116,8 @@ def test_fewer_modes_are_served_each_with_a_command(tiny_pair, venv):
         assert flags["--max-model-len"] == str(tiny_pair.max_length)
         assert flags["--generation-config"] == "vllm"
         assert "--no-enable-prefix-caching" in command
-        assert NO_METRICS in command
+        assert "--disable-log-stats" not in command  # candidates are counted
         in_production = VLLM.in_production(command, "tiny", 2)
-        assert NO_METRICS not in in_production
         assert dict(pairwise(in_production))["--served-model-name"] == "tiny"
     speculative = json.loads(draft[draft.index("--speculative-config") + 1])
     assert speculative["num_speculative_tokens"] == 3
