@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from jobs import record, sweep
 from jobs.choice import read_config
@@ -105,14 +106,15 @@ def with_pearl(tiny_pair, tmp_path):
     return plan_file(tmp_path, **plan)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_devices_that_the_cluster_lacks_are_one_line_before_anything_is_counted(
     command, ray_running, with_pearl, tmp_path
 ):
     placement = tmp_path / "placement.yaml"
-    placement.write_text("target: {devices: 64}")
+    placement.write_text("device: gpu")
     home = tmp_path / "home"
     done = command(sweep.main, home, "--config", with_pearl, "--cluster", placement)
-    assert_refused(done, "error: 65 CPU cores needed .*, but the cluster has ")
+    assert_refused(done, "error: device: gpu, but the cluster has none: ")
     assert not (home / "sweeps").exists()
 
 

@@ -228,13 +228,19 @@ def test_a_shard_that_fails_alone_is_heard(both):
 def test_logits_are_fetched_where_they_are_looked_at_and_come_along_from_then_on(both, monkeypatch):
     fetched = []
     fetch = ShardedRunner._fetch_logits
+
+    def of_target():
+        return [runner for runner in fetched if runner._opening[2] is None]
+
     monkeypatch.setattr(
-        ShardedRunner, "_fetch_logits", lambda *own: fetched.append(own) or fetch(*own)
+        ShardedRunner,
+        "_fetch_logits",
+        lambda runner, *of: fetched.append(runner) or fetch(runner, *of),
     )
     Engine(both.sharded, CONFIGURATIONS["chain"], slots=2).generate(REQUESTS)
-    assert not fetched, "greedy decoding looks at none"
+    assert not of_target(), "greedy decoding looks at none of the target's"
     Engine(both.sharded, CONFIGURATIONS["sampled chain"], slots=2).generate(REQUESTS)
-    assert len(fetched) == 1
+    assert len(of_target()) == 1
     runner = both.sharded.open_runner(None, 1)
     earlier = runner.forward(Batch([0], [[5]]))
     runner.forward(Batch([0], [[6]]))
