@@ -4,7 +4,7 @@ group."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -100,24 +100,36 @@ def chosen_on(lead: Lead, what: str, half: str) -> str:
 
 def contestants(rows: Iterable[Contender]) -> Section:
     """Versions and settings of each contestant, once."""
+    once = {(row.group, row.name): row for row in rows}.values()
+    first = {row.group: row.settings for row in reversed([*once])}
     frame = pd.DataFrame(
         {
             "contestant": row.name,
             "group": row.group,
             "version": row.version,
-            "settings": json.dumps(row.settings, ensure_ascii=False),
+            "settings": _settings(row.settings, first[row.group]),
         }
-        for row in {(row.group, row.name): row for row in rows}.values()
+        for row in once
     )
     rest = {name: cells.text(name) for name in ("group", "version", "settings")}
     return Section(
         key="contestants",
         title="Contestants and their settings",
+        note="Of the first of a group all settings, of the others those that differ from its.",
         frame=frame,
         shown=cells.table(frame, CONTESTANT | rest),
         style="long",
         on_console=False,
     )
+
+
+def _settings(own: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """All settings where they are those of the group's `first`, else what differs from these."""
+    if own is first:
+        return json.dumps(own, ensure_ascii=False)
+    other = {name: value for name, value in own.items() if (name, value) not in first.items()}
+    gone = [f"without {name}" for name in first if name not in own]
+    return "; ".join([json.dumps(other, ensure_ascii=False), *gone])
 
 
 def models(pair: PairSpec) -> str:

@@ -1,6 +1,7 @@
 """The report of a sweep of a server says what won at each load, and what failed."""
 
 from dashboards.outputs.markdown import document
+from dashboards.reports.contestants import contestants
 from dashboards.reports.server_sweep import report
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.evidence.server_choice import ServerRace, ServerSweep
@@ -94,3 +95,14 @@ def test_a_mode_of_the_server_may_win_and_float32_texts_must_be_equal():
     _, _, _, other, unregistered = report(result).findings
     assert other == "K=3: float32 texts unequal to those without speculation; it cannot be champion"
     assert unregistered.endswith("stands for: it is not registered")
+
+
+def test_settings_that_all_of_a_group_share_are_shown_once():
+    plain, chain = (load_row(name, "vllm", 0.1, 0.01) for name in ("vLLM", "K=3"))
+    plain.settings = {"model": "a", "num_speculative_tokens": None, "eager": True}
+    chain.settings = {"model": "a", "num_speculative_tokens": 3}
+    shown = contestants([plain, chain]).frame
+    assert list(shown["settings"]) == [
+        '{"model": "a", "num_speculative_tokens": null, "eager": true}',
+        '{"num_speculative_tokens": 3}; without eager',
+    ]
