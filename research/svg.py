@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import ceil, floor, isnan, log10
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
-from dashboards.look import INK, MUTED, PAPER
+from dashboards.look import DRAFT_COLOURS, INK, MUTED, PAPER
 
 _ROW, _TOP, _BARS, _LETTER = 22, 58, 440, 7.0  # pixels
 _TEMPLATES = Environment(
@@ -21,6 +22,7 @@ _TEMPLATES = Environment(
 )
 _PLOT, _LEFT, _WIDTH, _HEIGHT = 260, 64, 560, 366  # of lines
 _MOST_TICKS = 12
+DASHES = ("", "5 3", "2 3", "8 3 2 3")
 
 
 class SvgBar(NamedTuple):
@@ -99,6 +101,33 @@ class SvgLine(NamedTuple):
         lows, highs = ([float(v) for v in frame[end]] for end in ends) if ends else ([], [])
         across, values = ([float(v) for v in frame[column]] for column in (x, y))
         return cls(name, colour, across, values, dash, lows, highs)
+
+
+def lines_of(
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    by: Sequence[str],
+    colours: Mapping[str, str] | Sequence[str] = DRAFT_COLOURS,
+    ends: tuple[str, str] | None = None,
+) -> list[SvgLine]:
+    """Column `y` over column `x`, a line for each value of the first column of `by`, in its colour,
+    and of the second one, with its dash."""
+    names = [list(dict.fromkeys(frame[column])) for column in by]
+    if not isinstance(colours, Mapping):
+        colours = dict(zip(names[0], cycle(colours), strict=False))
+    return [
+        SvgLine.of(
+            ", ".join(map(str, place)),
+            colours[str(place[0])],
+            rows,
+            x,
+            y,
+            DASHES[names[1].index(place[1]) % len(DASHES)] if len(place) > 1 else "",
+            ends,
+        )
+        for place, rows in frame.groupby(list(by), sort=False)
+    ]
 
 
 def lines_svg(

@@ -37,6 +37,7 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
+from specdec_core.measure.comparison import interleaved
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.tokens.statistics import Generation, Ratio, Round, paired_ratio
@@ -287,8 +288,7 @@ def race(
             entrant.drafter = None
             entrant.seconds.append([])
         for number, turn in enumerate(turns):
-            shift = (repeat * len(turns) + number) % len(entrants)
-            for entrant in [*entrants[shift:], *entrants[:shift]]:
+            for entrant in interleaved(entrants, repeat * len(turns) + number):
                 seconds, generations = _decode(engine, entrant, turn)
                 entrant.seconds[repeat].append(seconds)
                 if repeat == 0:

@@ -11,11 +11,10 @@ import pandas as pd
 from dashboards.look import ARM_COLOURS, MUTED, evenly
 from research.bandits.comparison import ArmComparison, BanditEntrant, settings_of
 from research.bandits.regret import exp3_bound, ucb_bound
-from research.svg import SvgLine, lines_svg
+from research.svg import DASHES, SvgLine, lines_svg
 
 MOST_POINTS = 600
 BOUNDS = {"ucb": "H L² log E[len]", "exp3": "L √(ST K log K)"}
-DASHES = ("", "5 3", "2 3", "8 3 2 3")
 
 
 class Bound(NamedTuple):
@@ -77,8 +76,8 @@ def regret_lines(comparison: ArmComparison, timed: bool = False) -> list[SvgLine
 
 
 def regret_table(comparison: ArmComparison) -> pd.DataFrame:
-    """The table below the figure of regrets: each bandit's regret, the paper's order at its last
-    round with the constant 1, and the constant that the curve needs."""
+    """The table below the figure of regrets: the paper's order at each bandit's last round with the
+    constant 1, and the constant that the curve needs."""
     rows = []
     for bandit in comparison.of("bandit"):
         settings = settings_of(bandit.configuration)
@@ -87,10 +86,6 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
             {
                 "bandit": bandit.name,
                 "rounds": len(bandit.rounds),
-                "regret (rounds)": comparison.regret(bandit).total,
-                "regret (s)": comparison.regret(bandit, timed=True).total,
-                "for each prompt (rounds)": comparison.regret_each(bandit).total,
-                "for each prompt (s)": comparison.regret_each(bandit, timed=True).total,
                 "bound": BOUNDS[settings.rule] if bound else "–",
                 "at the end": float(bound.curve[-1]) if bound else float("nan"),
                 "needed constant": bound.constant if bound else float("nan"),

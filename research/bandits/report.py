@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Report, ReportOrigin, Section
+from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.bandits.comparison import ArmComparison
 from research.bandits.figures import regret_svg, regret_table
 from research.bandits.regret import hardness
@@ -63,8 +62,9 @@ def headline(table: pd.DataFrame) -> str:
     bandits, arms = (table[table["kind"] == kind] for kind in ("bandit", "arm"))
     best, arm = (rows.iloc[rows["tokens_per_second"].argmax()] for rows in (bandits, arms))
     ratio = Ratio(best["over_best"], best["low"], best["high"])
+    verdict = "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
     return (
-        f"{best['name']} is {_verdict(ratio)} the best single arm, {arm['name']}: "
+        f"{best['name']} is {verdict} the best single arm, {arm['name']}: "
         f"{cells.of_ratio(ratio)} its tokens a second"
     )
 
@@ -117,22 +117,12 @@ def _shares(shares: pd.DataFrame) -> Section:
 
 def _metrics(table: pd.DataFrame, shares: pd.DataFrame) -> dict[str, float]:
     metrics = {
-        f"{_name(row['name'])}.{key}": value
+        metric_name(row["name"], str(key)): value
         for row in table.to_dict("records")
         for key, value in row.items()
         if isinstance(value, float) and not math.isnan(value)
     }
     return metrics | {
-        f"{_name(row['bandit'])}.share.{_name(row['arm'])}": row["share"]
+        metric_name(row["bandit"], "share", row["arm"]): row["share"]
         for row in shares.to_dict("records")
     }
-
-
-def _name(label: str) -> str:
-    """A label in a metric's name, as in earlier runs."""
-    return re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)
-
-
-def _verdict(ratio: Ratio) -> str:
-    """How one speed compares with another, in words; tied where the interval includes 1."""
-    return "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"

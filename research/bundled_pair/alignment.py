@@ -6,7 +6,7 @@ was, and the distance of the two distributions. No speculative round is run.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,10 +48,6 @@ class Alignment:
     mean_confidence: float
     mean_entropy: float
     kl: float
-
-    def as_dict(self) -> dict[str, float]:
-        """The measures by name, as metrics are logged."""
-        return asdict(self)
 
 
 @torch.no_grad()

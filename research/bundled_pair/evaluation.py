@@ -1,6 +1,7 @@
 """The exported pair, measured as it ships."""
 
 import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def evaluate(
         ]
         for key, trajectories in ((split, whole), (f"{split}_first_{OPENING}", openings)):
             results["alignment"][key] = {
-                name: measure_alignment(models["target"], models[name], trajectories).as_dict()
+                name: asdict(measure_alignment(models["target"], models[name], trajectories))
                 for name in settings.drafts
             }
         report("evaluate", done / len(stdlib.SPLITS), {})

@@ -39,15 +39,11 @@ def main(
         str, Option(help="Tokens that the target draws to begin a tree.")
     ] = "1,2,3,4",
     branching: Annotated[str, Option(help="Children of a node at each further level.")] = "4,2,1,1",
-    toy_samples: Annotated[
-        int, Option(min=0, help="Texts sampled from the toy pair; 0 leaves it out.")
-    ] = 20_000,
-    toy_length: Annotated[int, Option(min=1, max=4, help="Tokens of the toy's texts.")] = 3,
     name: Annotated[str, Option(help="Name of the result's folder.")] = "target_tree",
 ) -> None:
-    """Compare what target-initialised trees write with what the target writes, by width: as a
-    divergence on a toy pair with an exactly known distribution, and as the log-likelihood of
-    texts under the target. Width 1 is lossless and shows what noise looks like."""
+    """Compare what target-initialised trees write with what the target writes, by width: the
+    log-likelihood of texts under the target. Width 1 is lossless and shows what noise looks
+    like."""
     check_name(name)
     temperature = parse(Temperature, temperature, "--temperature")
     if temperature == 0:
@@ -60,7 +56,7 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.sections import ReportOrigin
-    from research.drift.by_width import on_texts, on_toy_pair, target_tree
+    from research.drift.by_width import on_texts, target_tree
     from research.drift.report import report
     from specdec_core.engine.turns import requests_of
     from specdec_core.models.pair import load_pair
@@ -75,14 +71,12 @@ def main(
     loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)
     tokens = [request.tokens for request in requests_of(loaded, pair, max_new_tokens)]
     with ConsoleProgress(console) as progress:
-        toy = on_toy_pair(chosen_widths, toy_samples, toy_length, progress)
         scored = on_texts(pair, trees, sampling, tokens, texts, max_new_tokens, progress)
 
     notes = [
         f"trees of W×{'×'.join(map(str, shape))}, begun with W tokens that the target draws; "
         "W = 1 is lossless",
         f"{len(loaded)} prompts of {prompts}, {texts} texts each, temperature {temperature:g}",
-        *([f"toy pair: {toy_samples:,} texts of {toy_length} tokens each"] if len(toy) else []),
     ]
     params = {
         "prompts": prompts,
@@ -94,7 +88,7 @@ def main(
         "branching": branching,
     }
     origin = ReportOrigin(name=name, pair=spec.name, notes=notes, params=params)
-    deliver(report(toy, scored, origin), workspace() / "drift" / name, "drift")
+    deliver(report(scored, origin), workspace() / "drift" / name, "drift")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """How far decoding drifts from the target: lossy methods lose quality, lossless ones do not.
 
-Two measures. On the toy pair the target's distribution over texts is known exactly, so samples of a
-configuration give its divergence. On real prompts the target scores the configuration's texts and
-its own (the quality loss of improved MCSD, Table 1, without a judge).
+The target scores a configuration's texts and its own (the quality loss of improved MCSD, Table 1,
+without a judge). A chi-square test says whether samples of a toy pair fit its target's exact
+distribution.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,40 +33,9 @@ class Estimate:
     low: float
     high: float
 
-    @classmethod
-    def within(cls, value: float, error: float) -> Estimate:
-        """The normal interval of an estimate with standard error `error`."""
-        return cls(value, value - 1.96 * error, value + 1.96 * error)
-
-    @property
-    def includes_zero(self) -> bool:
-        return self.low <= 0.0 <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Of a configuration's texts from the target's, over whole texts."""
-
-    samples: int
-    kl: Estimate  # KL(configuration ‖ target), nats
-    p_value: float  # of the hypothesis that there is no drift
-
-
-def divergence(counts: np.ndarray, target: np.ndarray) -> Divergence:
-    """A distribution's distance from `target` (texts,), estimated from `counts` (texts,) of its
-    samples.
-
-    KL is the plug-in estimate less its bias (k − 1) / 2n for k texts seen (Miller and Madow).
-    It is not cut at 0, and errs on the low side: texts too rare to estimate are pooled.
-    """
-    p_value = goodness_of_fit(counts, target)
-    counts, target = _pooled(counts, target)
-    n = int(counts.sum())
-    rng = np.random.default_rng(0)
-    kl = _corrected_kl(counts[None], target)[0]
-    drawn = rng.multinomial(n, counts / n, size=200)
-    error = float(_corrected_kl(drawn, target).std()) if np.isfinite(kl) else math.inf
-    return Divergence(samples=n, kl=Estimate.within(float(kl), error), p_value=p_value)
+    def columns(self, name: str) -> dict[str, float]:
+        """The columns of a table that show it as `name` with its interval."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 def goodness_of_fit(counts: np.ndarray, target: np.ndarray) -> float:
@@ -88,16 +56,6 @@ def _pooled(counts: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndar
     return counts[possible], target[possible]
 
 
-def _corrected_kl(counts: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """KL (draws,) of each row of `counts` (draws, texts)."""
-    n = counts.sum(axis=1, keepdims=True)
-    seen = counts > 0
-    share = np.where(seen, counts / n, 1.0)
-    with np.errstate(divide="ignore"):
-        terms = np.where(seen, share * (np.log(share) - np.log(target)), 0.0)
-    return np.asarray(terms.sum(axis=1) - (seen.sum(axis=1) - 1) / (2 * n[:, 0]))
-
-
 @dataclass(frozen=True)
 class Written:
     """A configuration's texts for some prompts, scored by the target."""
@@ -107,14 +65,9 @@ class Written:
     agreeing: np.ndarray  # (prompts,) tokens that are the target's most likely ones, likewise
     tokens: np.ndarray  # (prompts,) likewise
 
-    @property
-    def mean(self) -> float:
-        """Log-likelihood a token, nats."""
-        return float(self.log_likelihood.sum() / self.tokens.sum())
-
     def interval(self) -> Estimate:
-        """The mean, and its bootstrap interval over prompts."""
-        return bootstrap(lambda pick: self._means(pick), len(self.tokens))
+        """The log-likelihood a token, nats, and its bootstrap interval over prompts."""
+        return bootstrap(self._means, len(self.tokens))
 
     def against(self, other: Written) -> Estimate:
         """The log-likelihood a token less that of `other`'s texts for the same prompts; the

@@ -27,6 +27,7 @@ from specdec_core.config import (
 )
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.benchmark import BenchPlan
+from specdec_core.measure.comparison import interleaved
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.source import PromptSource
 from specdec_core.tokens.statistics import Generation, paired_ratio, rounds_frame
@@ -65,30 +66,25 @@ class LongForm:
 
     def table(self) -> pd.DataFrame:
         """A row a range of context (`up_to`) and `configuration`: `tokens`, `mat`, and how many
-        times as fast as autoregressive decoding it is, with the 95 % interval over texts and
-        repeats: `speedup` (`low`, `high`) in this range, `so_far` (…) from the text's beginning to
-        the range's end. Ranges that a configuration did not reach in every text are left out."""
+        times as fast as autoregressive decoding it is from a text's beginning to the range's end:
+        `so_far`, with its 95 % interval over texts and repeats (`so_far_low`, `so_far_high`).
+        Ranges that a configuration did not reach in every text are left out."""
         cut = self._in_ranges()
         base = self.labels[0]
         rows = []
         for number, edge in enumerate(self.edges):
             for label in self.labels:
-                until = list(range(number + 1))
                 if not (_whole(cut, label, number) and _whole(cut, base, number)):
                     continue
                 rounds = cut[(cut["configuration"] == label) & (cut["range"] == number)]
                 tokens = rounds["generated"].sum()
-                alone = paired_ratio(_pace(cut, base, [number]), _pace(cut, label, [number]))
-                so_far = paired_ratio(_pace(cut, base, until), _pace(cut, label, until))
+                so_far = paired_ratio(_pace(cut, base, number), _pace(cut, label, number))
                 rows.append(
                     {
                         "up_to": edge,
                         "configuration": label,
                         "tokens": int(tokens),
                         "mat": tokens / len(rounds),
-                        "speedup": alone.value,
-                        "low": alone.low,
-                        "high": alone.high,
                         "so_far": so_far.value,
                         "so_far_low": so_far.low,
                         "so_far_high": so_far.high,
@@ -163,10 +159,8 @@ def _turns(
     tokens, and a text's number is its seed. Every text begins with another configuration."""
     for repeat in range(repeats):
         for number, prompt in enumerate(prompts):
-            shift = (repeat * len(prompts) + number) % len(everyone)
-            room = end - len(prompt)
-            request = Request("text", prompt, room, seed=number, ignore_eos=True)
-            for configuration in [*everyone[shift:], *everyone[:shift]]:
+            request = Request("text", prompt, end - len(prompt), seed=number, ignore_eos=True)
+            for configuration in interleaved(everyone, repeat * len(prompts) + number):
                 yield configuration, request, repeat
 
 
@@ -188,9 +182,9 @@ def _whole(cut: pd.DataFrame, label: str, number: int) -> bool:
     return len(mine[["text", "repeat"]].drop_duplicates()) == len(of_all)
 
 
-def _pace(cut: pd.DataFrame, label: str, ranges: Sequence[int]) -> np.ndarray:
-    """Seconds a token (repeats, texts) in these ranges."""
-    mine = cut[(cut["configuration"] == label) & cut["range"].isin(ranges)]
+def _pace(cut: pd.DataFrame, label: str, last: int) -> np.ndarray:
+    """Seconds a token (repeats, texts) up to the end of the range of this number."""
+    mine = cut[(cut["configuration"] == label) & (cut["range"] <= last)]
     sums = mine.groupby(["repeat", "text"])[["seconds", "generated"]].sum()
     pace = (sums["seconds"] / sums["generated"]).unstack("text")
     return np.asarray(pace.to_numpy(), dtype=float)

@@ -8,8 +8,7 @@ from itertools import islice, zip_longest
 import pandas as pd
 
 from research.bandits.comparison import ArmsPlan, race
-from research.papers.studies import DecodedPrompts
-from specdec_core.config import parse
+from specdec_core.config import PairSpec, parse
 from specdec_core.models.pair import eagle_heads_of, load_pair
 from specdec_core.recordings.schema import Recording
 
@@ -19,11 +18,10 @@ LENGTHS = (1, 2, 3, 4)  # γ
 BANDITS = {"EXP3Spec": "exp3", "UCBSpec": "ucb"}
 
 
-def together(greedy: Mapping[str, Recording], tables: DecodedPrompts) -> pd.DataFrame:
+def together(greedy: Mapping[str, Recording], spec: PairSpec) -> pd.DataFrame:
     """Live, `SLOTS` requests at once, prompts of the recorded sets in turn: a row an entrant
-    (:meth:`research.bandits.comparison.ArmComparison.table`), with the `draft`: the tables' first
+    (:meth:`research.bandits.comparison.ArmComparison.table`), with the `draft`: the pair's first
     EAGLE head or, for a pair without one, its first draft model."""
-    spec = tables.result.pair
     draft = next(iter((*eagle_heads_of(spec), *spec.drafts)))
     sets = [recording.prompts.tokens for recording in greedy.values()]
     mixed = (tuple(t.tolist()) for turn in zip_longest(*sets) for t in turn if t is not None)

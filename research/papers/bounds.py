@@ -8,6 +8,7 @@ distributions nearly agree, entropies recorded in float32 leave the bounds an er
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -73,69 +74,43 @@ def approximation_bound(entropy: ArrayLike, c: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RatioFit:
-    """γ = 1 + X with X ~ Gamma(`shape`, `rate`) (Eq. 9 and appendix C.2)."""
+    """The most likely distribution of γ, of a family, for recorded positions."""
 
-    shape: float
-    rate: float
-    fitted: int  # positions the fit is of
-    left_out: int  # positions without a finite X > 0
+    parameters: tuple[float, float]
+    distribution: Any  # of scipy
 
     @classmethod
-    def of(cls, entropy: ArrayLike, cross_entropy: ArrayLike) -> RatioFit:
-        """The most likely Gamma for recorded positions.
-
-        Left out are positions where γ - 1 is 0 or has no finite value: the draft is certain, agrees
-        with the target to the last digit, or proposes what the target excludes.
-
-        Raises:
-            ValueError: fewer than two different values are left.
-        """
+    def gaussian(cls, entropy: ArrayLike, cross_entropy: ArrayLike) -> RatioFit:
+        """γ ~ N(mean, deviation²) (Eq. 14), which are the `parameters`. Positions without a finite
+        γ are left out. Raises ValueError where fewer than two different values are left."""
         from scipy import stats  # takes a second to import
 
-        excess = np.ravel(entropy_ratio(entropy, cross_entropy)) - 1
-        usable = excess[np.isfinite(excess) & (excess > 0)]
-        if len(np.unique(usable)) < 2:
-            raise ValueError("too few positions to fit the ratio of entropies")
-        shape, _, scale = stats.gamma.fit(usable, floc=0)
-        return cls(float(shape), 1 / float(scale), len(usable), len(excess) - len(usable))
-
-    def reliability(self, c: ArrayLike) -> np.ndarray:
-        """Eq. 9: P(γ ≤ 2c + 1), how often the approximation bound is one."""
-        from scipy import stats
-
-        excess = 2 * np.asarray(c, dtype=float)
-        share: np.ndarray = stats.gamma.cdf(excess, self.shape, scale=1 / self.rate)
-        return share
-
-
-@dataclass(frozen=True)
-class GaussianFit:
-    """γ ~ N(`mean`, `deviation`²) (Eq. 14)."""
-
-    mean: float
-    deviation: float
-    fitted: int  # positions the fit is of
-    left_out: int  # positions without a finite γ
+        ratio = entropy_ratio(entropy, cross_entropy)
+        mean, deviation = stats.norm.fit(_several(ratio[np.isfinite(ratio)]))
+        return cls((float(mean), float(deviation)), stats.norm(mean, deviation))
 
     @classmethod
-    def of(cls, entropy: ArrayLike, cross_entropy: ArrayLike) -> GaussianFit:
-        """The most likely Gaussian for recorded positions. Left out are positions where γ has no
-        finite value.
+    def gamma(cls, entropy: ArrayLike, cross_entropy: ArrayLike) -> RatioFit:
+        """γ = 1 + X with X ~ Gamma(shape, rate) (Eq. 9 and appendix C.2), which are the
+        `parameters`.
 
-        Raises:
-            ValueError: fewer than two different values are left.
+        Positions are left out where γ - 1 is 0 or has no finite value: the draft is certain, agrees
+        with the target to the last digit, or proposes what the target excludes. Raises ValueError
+        where fewer than two different values are left.
         """
-        ratio = np.ravel(entropy_ratio(entropy, cross_entropy))
-        usable = ratio[np.isfinite(ratio)]
-        if len(np.unique(usable)) < 2:
-            raise ValueError("too few positions to fit the ratio of entropies")
-        left_out = len(ratio) - len(usable)
-        return cls(float(usable.mean()), float(usable.std()), len(usable), left_out)
-
-    def reliability(self, c: ArrayLike) -> np.ndarray:
-        """Eq. 14: P(γ ≤ 2c + 1) = Φ((2c + 1 - μ) / σ)."""
         from scipy import stats
 
-        bound = 2 * np.asarray(c, dtype=float) + 1
-        share: np.ndarray = stats.norm.cdf(bound, loc=self.mean, scale=self.deviation)
-        return share
+        excess = entropy_ratio(entropy, cross_entropy) - 1
+        usable = _several(excess[np.isfinite(excess) & (excess > 0)])
+        shape, _, scale = stats.gamma.fit(usable, floc=0)
+        return cls((float(shape), 1 / float(scale)), stats.gamma(shape, loc=1, scale=scale))
+
+    def reliability(self, c: ArrayLike) -> np.ndarray:
+        """P(γ ≤ 2c + 1), how often the approximation bound is one."""
+        return np.asarray(self.distribution.cdf(2 * np.asarray(c, dtype=float) + 1))
+
+
+def _several(values: np.ndarray) -> np.ndarray:
+    if len(np.unique(values)) < 2:
+        raise ValueError("too few positions to fit the ratio of entropies")
+    return values

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dashboards.look import OTHER_COLOURS, style
 from research.papers.plan import Method, Quantity
 from research.papers.result import PapersResult
-from research.svg import SvgBar, SvgLine, bars_svg, lines_svg
+from research.svg import DASHES, SvgBar, SvgLine, bars_svg, lines_svg
 
 
 class Look(NamedTuple):
@@ -31,7 +31,6 @@ QUANTITIES: dict[Quantity, Look] = {
     "verification_rate": Look("verific. rate", ".3f", "target forwards per output token"),
 }
 FRONTIER: tuple[Quantity, Quantity] = ("discard_rate", "verification_rate")
-_DASHES = ("", "5 3", "2 3", "8 3 2 3")  # of the prompt sets
 
 
 def paper_svg(result: PapersResult, key: str) -> str:
@@ -78,7 +77,7 @@ def _frontier(result: PapersResult, key: str) -> str:
                 [result.value(prompts, m.configurations[0], rate) for m in methods]
                 for rate in FRONTIER
             )
-            dash = _DASHES[number % len(_DASHES)]
+            dash = DASHES[number % len(DASHES)]
             lines.append(SvgLine(f"{family}, {prompts}", style(family).colour, x, y, dash))
     x_axis, y_axis = (QUANTITIES[rate] for rate in FRONTIER)
     meanings = f"{x_axis.heading}: {x_axis.meaning}; {y_axis.heading}: {y_axis.meaning}"

@@ -31,7 +31,6 @@ ABOUT = (
     " the settings, and each method with its place in the code and the test that guards it."
 )
 WHERE = "Every table and figure, and where it is"
-MOST_WORDS = 4000
 MOST_CELLS = 48  # of a table that is shown here, beside no figure
 
 
@@ -56,7 +55,7 @@ def papers_page(
             for section in sections_of(result, key)
         ]
         for each in sections:
-            if each.paper == paper.title and each.key in studied:
+            if each.words.paper == paper.title and each.key in studied:
                 shown.append(each.section(studied[each.key]))
         long_form = f"{stem}-{re.sub(r'[^a-z]+', '-', paper.title.lower()).strip('-')}.md"
         parts.append(f"## {paper.title}")
@@ -86,25 +85,11 @@ def _long_form(result: PapersResult, paper: Paper, shown: Sequence[Section]) -> 
     titles = {section.key: section.title for section in shown}
     parts = [f"# {paper.title}", part(_methods(result, paper, titles))]
     if paper.errata:
-        parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
+        errata = "\n".join(f"- {each}" for each in paper.errata)
+        parts += ["Where the text is wrong or unclear:", errata]
     parts.append(_where(paper, titles))
     parts += [f'<a id="{section.key}"></a>\n\n{part(section)}' for section in shown]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def unjudged(page: str) -> list[str]:
-    """The exhibits of a page without a verdict, by key."""
-    exhibits = re.split(r'<a id="([^"]+)"></a>', page)[1:]
-    return [
-        key
-        for key, text in zip(exhibits[::2], exhibits[1::2], strict=True)
-        if not re.search(rf"\*\*{VERDICT}\*\*: \S", text)
-    ]
-
-
-def words(page: str) -> int:
-    """The words of a page, what makes up tables and links aside."""
-    return len(re.findall(r"[^\s|*`\[\]#()]*\w[^\s|]*", re.sub(r"\]\([^)]*\)|<[^>]*>", "", page)))
 
 
 def _where(paper: Paper, titles: Mapping[str, str]) -> str:
@@ -131,10 +116,6 @@ def _where(paper: Paper, titles: Mapping[str, str]) -> str:
 def _origin(result: PapersResult, made_by: str) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in result.environment.items())
     return f"{made_by} · {result.started:%Y-%m-%d} · {facts}".rstrip(" ·")
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def _methods(result: PapersResult, paper: Paper, titles: Mapping[str, str]) -> Section:

@@ -48,9 +48,8 @@ from research.papers.studies import (
     LONG_FORM,
     LONG_FORM_GREEDY,
     OWN_HEADS,
-    TABLES,
+    PAIR,
     TIMES,
-    DecodedPrompts,
     Input,
 )
 from specdec_core.base.errors import UserError
@@ -211,8 +210,8 @@ def study_inputs(
     observer: RecordingObserver,
     long_form: LongFormPlan | None = None,
 ) -> dict[str, Input]:
-    """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
-    forward times, measured if missing, the plan's trained heads by name, long texts by the plan
+    """The inputs among `wanted` of the page's sections: the tables' pair, the workspace's forward
+    times, measured if missing, the plan's trained heads by name, long texts by the plan
     `long_form`, also greedy, and the plan's recordings, each made or resumed in `<home>/traces`.
     Optional prompt sets that are missing are left out with a warning, and so are the recordings of
     a pair without draft models."""
@@ -221,10 +220,8 @@ def study_inputs(
         times = forward_times(result.pair, [], None, None, observer)
         key = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
         inputs[TIMES] = Input(key, lambda: times)
-    if TABLES in wanted:
-        inputs[TABLES] = Input(
-            f"{folder.digest} {folder.weights()}", lambda: decoded(result, folder)
-        )
+    if PAIR in wanted:
+        inputs[PAIR] = Input(f"{folder.digest} {folder.weights()}", lambda: result.pair)
     if OWN_HEADS in wanted:
         trained = [(name, head_digest(head)) for name, head in plan.heads.items()]
         inputs[OWN_HEADS] = Input(str(trained), lambda: plan.heads)
@@ -247,13 +244,6 @@ def study_inputs(
         digests = [(key, recording.header.digest) for key, recording in sets.items()]
         inputs[name] = Input(str(digests), partial(dict, sets))
     return inputs
-
-
-def decoded(result: PapersResult, folder: PapersFolder) -> DecodedPrompts:
-    """What the tables decoded, from the folder's blocks."""
-    return DecodedPrompts(
-        result, {name: folder.load_block(name, 0).generations for name in result.sets}
-    )
 
 
 def _long_prompts(plan: LongFormPlan) -> list[Prompt]:
@@ -374,14 +364,14 @@ def _differences(
                 autoregressive = expected[number].tokens
                 position = shared(own.tokens, autoregressive)
                 if position < min(len(own.tokens), len(autoregressive)):
-                    places.append((configuration.id, key, number, position))
+                    place = {"config_id": configuration.id, "prompts": key}
+                    places.append({**place, "prompt": number, "position": position})
                     text = [*requests[key][number].tokens, *autoregressive[:position]]
                     cases.append((text, own.tokens[position], autoregressive[position]))
     gaps = bench.__ray_call__(lambda own: [logit_gap(own.engine.target, *case) for case in cases])
-    names = ("config_id", "prompts", "prompt", "position", "gap", "rounding")
     return [
-        FirstDifference(**dict(zip(names, (*place, *gap), strict=True)))
-        for place, gap in zip(places, gaps, strict=True)
+        FirstDifference(**place, gap=gap, rounding=rounding)
+        for place, (gap, rounding) in zip(places, gaps, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -183,17 +184,14 @@ def _train(recording: Recording, draft: str) -> dict[str, tuple[dict[str, Any], 
     """The heads by name, with their weights, depths and divergences."""
     examples = load_examples([recording], draft, ["specdecpp"])["specdecpp"]
     found = {}
-    for spec in _specs():
+    for weight, depth in product(WEIGHTS, DEPTHS):
+        spec = HeadSpec(depth=depth, w_rej=weight)
         training = HeadTraining(spec, examples, SETTINGS)
         card = training.run().card
         facts = {"w_rej": spec.w_rej, "depth": spec.depth, "examples": card.examples["train"]}
         kl = {key: card.metrics[key] for key in ("train_kl", "eval_kl", "test_kl")}
         found[spec.label] = ({**facts, **kl}, LoadedHead(training.head, card))
     return found
-
-
-def _specs() -> Sequence[HeadSpec]:
-    return [HeadSpec(depth=depth, w_rej=weight) for weight in WEIGHTS for depth in DEPTHS]
 
 
 def _replay(recording: Recording, loaded: Mapping[str, LoadedHead]) -> Replay:

@@ -1,8 +1,8 @@
 """Figures and tables of the papers that are computed from recordings and decoded texts.
 
 A study is a function of inputs that returns a table. Inputs have names: each of the plan's
-recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), `tables`
-(:class:`DecodedPrompts`), `times` (the forward times of this machine, a
+recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), `pair` (of the
+tables, its EAGLE heads included), `times` (the forward times of this machine, a
 :class:`specdec_core.cost.Profile`), `own_heads` (the plan's trained heads by name), `long_form` and
 `long_form_greedy` (:class:`research.long_form.study.LongForm`). A study's table is written
 whole once it is computed, and read again for the same study and inputs. An input is made only
@@ -21,15 +21,12 @@ from typing import Any
 
 import pandas as pd
 
-from research.papers.result import PapersResult
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration
-from specdec_core.tokens.statistics import Generation
 
 # Inputs beside the recordings.
-TABLES, TIMES, OWN_HEADS, LONG_FORM = "tables", "times", "own_heads", "long_form"
+PAIR, TIMES, OWN_HEADS, LONG_FORM = "pair", "times", "own_heads", "long_form"
 LONG_FORM_GREEDY = f"{LONG_FORM}_greedy"
 
 
@@ -58,19 +55,6 @@ class Study:
     def digest(self, inputs: Sequence[Input]) -> str:
         content = json.dumps([self.key, self.version, *(each.digest for each in inputs)])
         return hashlib.sha256(content.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class DecodedPrompts:
-    """What the plan's tables decoded: the result, and the first repeat's generations by prompt set
-    and configuration id."""
-
-    result: PapersResult
-    generations: Mapping[str, Mapping[str, list[Generation]]]
-
-    def of(self, prompts: str, configuration: Configuration) -> list[Generation]:
-        """The generations of a configuration on a set; empty where there are none."""
-        return self.generations.get(prompts, {}).get(configuration.id, [])
 
 
 def study_tables(

@@ -16,7 +16,6 @@ import pandas as pd
 
 from research.long_form.study import LongForm
 from research.papers.bounds import (
-    GaussianFit,
     RatioFit,
     approximation_bound,
     bretagnolle_huber_bound,
@@ -68,7 +67,6 @@ def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) ->
             inside = which == number
             if inside.sum() < LEAST:
                 continue
-            low, high = _variance_interval(length[inside], prompt[inside])
             rows.append(
                 {
                     **place,
@@ -76,8 +74,7 @@ def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) ->
                     "rounds": int(inside.sum()),
                     "mean": length[inside].mean(),
                     "variance": length[inside].var(ddof=1),
-                    "variance_low": low,
-                    "variance_high": high,
+                    **_variance_interval(length[inside], prompt[inside]),
                 }
             )
     return pd.DataFrame(rows)
@@ -89,15 +86,9 @@ def entropies(*recordings: Recordings) -> pd.DataFrame:
     rows = []
     for place, _, track in _each(*recordings):
         accepted, entropy = track.trace.agrees, track.trace.entropy[track.trace.trajectory]
-        rows.append(
-            {
-                **place,
-                "accepted": entropy[accepted].mean(),
-                "rejected": entropy[~accepted].mean(),
-                "n_accepted": int(accepted.sum()),
-                "n_rejected": int((~accepted).sum()),
-            }
-        )
+        means = {"accepted": entropy[accepted].mean(), "rejected": entropy[~accepted].mean()}
+        counts = {"n_accepted": int(accepted.sum()), "n_rejected": int((~accepted).sum())}
+        rows.append({**place, **means, **counts})
     return pd.DataFrame(rows)
 
 
@@ -116,14 +107,8 @@ def divergence_before_rejections(*recordings: Recordings) -> pd.DataFrame:
             before[s] = before[s - 1] + 1 if same and trace.agrees[s - 1] else 0
         rejected = np.flatnonzero(~trace.agrees & (before >= BEFORE))
         for offset in range(-BEFORE, 1):
-            rows.append(
-                {
-                    **place,
-                    "offset": offset,
-                    "kl": kl[rejected + offset].mean() if len(rejected) else np.nan,
-                    "rejections": len(rejected),
-                }
-            )
+            mean = kl[rejected + offset].mean() if len(rejected) else np.nan
+            rows.append({**place, "offset": offset, "kl": mean, "rejections": len(rejected)})
     return pd.DataFrame(rows)
 
 
@@ -136,14 +121,7 @@ def sorted_probabilities(*recordings: Recordings) -> pd.DataFrame:
         log_q = np.log(np.maximum(trace.top_probs[trace.trajectory], 1e-12))
         for outcome, chosen in (("accepted", trace.agrees), ("rejected", ~trace.agrees)):
             for rank, value in enumerate(log_q[chosen].mean(axis=0), start=1):
-                rows.append(
-                    {
-                        **place,
-                        "outcome": outcome,
-                        "rank": rank,
-                        "log_probability": value,
-                    }
-                )
+                rows.append({**place, "outcome": outcome, "rank": rank, "log_probability": value})
     return pd.DataFrame(rows)
 
 
@@ -184,21 +162,16 @@ def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
         entropy, cross = trace.entropy[at], trace.cross_entropy[at]
         ratio = entropy_ratio(entropy, cross)
         ratio = ratio[np.isfinite(ratio)]
-        gaussian, gamma = GaussianFit.of(entropy, cross), RatioFit.of(entropy, cross)
+        fits = {
+            "gaussian": RatioFit.gaussian(entropy, cross),
+            "gamma": RatioFit.gamma(entropy, cross),
+        }
+        names = ("mean", "deviation", "shape", "rate")
+        parameters = [value for fit in fits.values() for value in fit.parameters]
         for c in CONSTANTS:
-            rows.append(
-                {
-                    **place,
-                    "c": c,
-                    "measured": np.mean(ratio <= 2 * c + 1),
-                    "gaussian": float(gaussian.reliability(c)),
-                    "gamma": float(gamma.reliability(c)),
-                    "mean": gaussian.mean,
-                    "deviation": gaussian.deviation,
-                    "shape": gamma.shape,
-                    "rate": gamma.rate,
-                }
-            )
+            shares = {name: float(fit.reliability(c)) for name, fit in fits.items()}
+            row = {**place, "c": c, "measured": np.mean(ratio <= 2 * c + 1), **shares}
+            rows.append(row | dict(zip(names, parameters, strict=True)))
     return pd.DataFrame(rows)
 
 
@@ -299,34 +272,24 @@ def tokens(*recordings: Recordings) -> pd.DataFrame:
     """Table 4: drafted tokens with the draft's mean `entropy` and the share `accepted`, over all
     sets together: all of them, and of the tokens drafted at least 20 times the four least and
     the four most often accepted."""
-    drafted, entropy, accepted = [], [], []
-    for _, _, track in _each(*recordings):
-        at = track.trace.trajectory
-        drafted.append(track.trace.draft_token[at])
-        entropy.append(track.trace.entropy[at])
-        accepted.append(track.trace.agrees)
-    frame = pd.DataFrame(
-        {
-            "token": np.concatenate(drafted),
-            "entropy": np.concatenate(entropy),
-            "accepted": np.concatenate(accepted),
-        }
+    frame = pd.concat(
+        pd.DataFrame(
+            {
+                "token": track.trace.draft_token[track.trace.trajectory],
+                "entropy": track.trace.entropy[track.trace.trajectory],
+                "accepted": track.trace.agrees,
+            }
+        )
+        for _, _, track in _each(*recordings)
     )
-    means = frame.groupby("token").agg(
-        entropy=("entropy", "mean"), accepted=("accepted", "mean"), count=("accepted", "size")
-    )
+    columns = {"entropy": ("entropy", "mean"), "accepted": ("accepted", "mean")}
+    columns["count"] = ("accepted", "size")
+    whole = frame.assign(token=0).groupby("token").agg(**columns)
+    means = frame.groupby("token").agg(**columns)
     means = means[means["count"] >= LEAST].sort_values(["accepted", "count"])
     ends = pd.concat([means.head(SHOWN), means.tail(SHOWN)]) if len(means) > 2 * SHOWN else means
-    recording = next(iter(recordings[0].values()))
-    tokenizer = load_tokenizer(recording.header.pair.target)
+    tokenizer = load_tokenizer(next(iter(recordings[0].values())).header.pair.target)
     names = [repr(tokenizer.decode([token])) for token in ends.index]
-    whole = pd.DataFrame(
-        {
-            "entropy": [frame["entropy"].mean()],
-            "accepted": [frame["accepted"].mean()],
-            "count": [len(frame)],
-        }
-    )
     shown = pd.concat([whole, ends], ignore_index=True)
     return shown.assign(token=["all tokens", *names])
 
@@ -358,15 +321,15 @@ def _oracle_rounds(track: Track) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _variance_interval(
     values: np.ndarray, groups: np.ndarray, draws: int = 500
-) -> tuple[float, float]:
-    """A bootstrap over groups of the values' variance, from sums by group."""
+) -> dict[str, float]:
+    """The variance's 95 % interval as columns: a bootstrap over groups, from sums by group."""
     index = np.unique(groups, return_inverse=True)[1]
     n, total, squares = (np.bincount(index, values.astype(float) ** power) for power in (0, 1, 2))
     picked = np.random.default_rng(0).integers(len(n), size=(draws, len(n)))
     n, total, squares = (sums[picked].sum(axis=1) for sums in (n, total, squares))
     variance = (squares - total**2 / n) / np.maximum(n - 1, 1)
     low, high = np.percentile(variance, [2.5, 97.5])
-    return float(low), float(high)
+    return {"variance_low": float(low), "variance_high": float(high)}
 
 
 def _replayed(

@@ -18,7 +18,7 @@ from research.papers.figures import QUANTITIES, paper_svg
 from research.papers.plan import Method, Quantity, Table
 from research.papers.result import PapersResult
 from research.papers.verdicts import VERDICT, forwards_verdict, table_verdict
-from specdec_core.config import Configuration, DrafterSettings, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing
 
@@ -73,89 +73,29 @@ def report(result: PapersResult) -> Report:
 
 
 def findings(result: PapersResult) -> list[str]:
-    """For each prompt set the fastest lossless configuration, and how it compares with the best
-    plain chain; each bandit against its best arm; and where each method of a table that varies a
-    number is best."""
-    lines: list[str] = []
+    """For each prompt set the fastest lossless configuration of greedy decoding, and how it
+    compares with the best plain chain. What a table says stands in its verdict."""
+    lines = []
     for prompts in result.sets:
-        timed = [
-            Timed(m.configuration, m.timing)
+        timings = {
+            m.configuration: m.timing
             for m in result.measured
-            if m.prompts == prompts
-            and m.timing is not None
-            and m.configuration.drafter is not None
-            and m.configuration.sampling.greedy
-            and m.configuration.lossless
-        ]
-        if timed:
-            lines.append(_fastest_line(result, prompts, timed))
-            lines += _bandit_lines(result, prompts, timed)
-    lines += [line for key in result.tables() for line in _gains(result, key)]
-    return lines + [line for key in result.tables() for line in _peaks(result, key)]
-
-
-class Timed(NamedTuple):
-    """A lossless configuration that drafts, timed with greedy decoding."""
-
-    configuration: Configuration
-    timing: Timing
-
-
-def _fastest_line(result: PapersResult, prompts: str, timed: Sequence[Timed]) -> str:
-    best = _fastest(timed)
-    speedup = cells.as_ratio(best.timing.speedup, best.timing.low, best.timing.high)
-    line = f"{prompts}: fastest is {name_of(result, prompts, best.configuration)}, {speedup}"
-    line += " autoregressive decoding"
-    chains = [each for each in timed if each.configuration.family == "fixed"]
-    if chains and (chain := _fastest(chains)) is not best:
-        ratio = best.timing.over(chain.timing)
-        line += f" and {cells.of_ratio(ratio)} the best plain chain ({chain.configuration.label})"
-    return line + "."
-
-
-def _bandit_lines(result: PapersResult, prompts: str, timed: Sequence[Timed]) -> Iterator[str]:
-    """A line for all bandits over the same arms; none where an arm was not timed."""
-    by_drafter = {each.configuration.drafter: each for each in timed}
-    races: dict[tuple[DrafterSettings, ...], list[Timed]] = {}
-    for each in timed:
-        drafter = each.configuration.drafter
-        if isinstance(drafter, BanditSettings) and by_drafter.keys() >= set(drafter.arms):
-            races.setdefault(drafter.arms, []).append(each)
-    for arms, bandits in races.items():
-        best = _fastest([by_drafter[arm] for arm in arms])
-        shown = []
-        for bandit in bandits:
-            ratio = bandit.timing.over(best.timing)
-            name = name_of(result, prompts, bandit.configuration)
-            shown.append(f"{name} {cells.of_ratio(ratio)}{', a tie' if ratio.tied else ''}")
-        arm = name_of(result, prompts, best.configuration)
-        yield f"{prompts}: against the best arm, {arm}: {'; '.join(shown)}."
-
-
-def _gains(result: PapersResult, key: str) -> Iterator[str]:
-    """The best of each family of a `frontier` table against the best fixed K, as in Tables 1 and 4
-    of SpecDec++. Both are chosen on the prompts that are reported, as in the paper."""
-    table = result.plan.tables[key]
-    for prompts in result.sets_of(table) if table.frontier else []:
-        families: dict[str, list[Timed]] = {}
-        for method in result.plan.methods(key):
-            measured = result.find(prompts, method.configurations[0])
-            if measured and measured.timing and measured.configuration.drafter:
-                timed = Timed(measured.configuration, measured.timing)
-                families.setdefault(timed.configuration.family, []).append(timed)
-        best = {family: _fastest(timed) for family, timed in families.items()}
-        if (chain := best.pop("fixed", None)) is None:
+            if m.prompts == prompts and m.timing and m.configuration.drafter
+            if m.configuration.sampling.greedy and m.configuration.lossless
+        }
+        by_speed = sorted(timings, key=lambda each: -timings[each].tokens_per_second)
+        if not by_speed:
             continue
-        shown = []
-        for each in best.values():
-            ratio = each.timing.over(chain.timing)
-            tie = ", a tie" if ratio.tied else ""
-            shown.append(
-                f"{name_of(result, prompts, each.configuration)} {cells.of_ratio(ratio)}{tie}"
-            )
-        if shown:
-            name = name_of(result, prompts, chain.configuration)
-            yield f"{table.title}: {prompts}: against the best fixed K, {name}: {'; '.join(shown)}."
+        best, timing = by_speed[0], timings[by_speed[0]]
+        speedup = cells.as_ratio(timing.speedup, timing.low, timing.high)
+        line = f"{prompts}: fastest is {_name_of(result, prompts, best)}, {speedup}"
+        line += " autoregressive decoding"
+        chain = next((each for each in by_speed if each.family == "fixed"), best)
+        if chain is not best:
+            ratio = cells.of_ratio(timing.over(timings[chain]))
+            line += f" and {ratio} the best plain chain ({chain.label})"
+        lines.append(f"{line}.")
+    return lines
 
 
 def _against(result: PapersResult, key: str) -> Iterator[str]:
@@ -208,30 +148,7 @@ def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
     )
 
 
-def _peaks(result: PapersResult, key: str) -> Iterator[str]:
-    """At which value of what a table varies the first quantity of each method is highest."""
-    table = result.plan.tables[key]
-    quantity = QUANTITIES[table.columns[0]]
-    for prompts in result.sets_of(table) if table.varied else []:
-        shown = []
-        for method in result.plan.methods(key):
-            values = [result.value(prompts, c, table.columns[0]) for c in method.configurations]
-            known = {v: at for v, at in zip(values, table.values, strict=True) if not math.isnan(v)}
-            if len(known) > 1:
-                best = max(known)
-                shown.append(
-                    f"{method.label} at {known[best]} ({cells.as_number(best, quantity.form)})"
-                )
-        if shown:
-            best_values = "; ".join(shown)
-            yield f"{prompts}: {table.varied} of the highest {quantity.heading}: {best_values}."
-
-
-def _fastest(timed: Sequence[Timed]) -> Timed:
-    return max(timed, key=lambda each: each.timing.tokens_per_second)
-
-
-def name_of(result: PapersResult, prompts: str, configuration: Configuration) -> str:
+def _name_of(result: PapersResult, prompts: str, configuration: Configuration) -> str:
     """What the first table with these prompts calls a configuration, and its label; a bandit's
     label lists all of its arms and is left out."""
     label = configuration.label

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from research.plan_tree.tree_plan import (
-    KConfigurations,
-    PlannedTree,
-    StaticTrees,
-    fastest,
-    uniform_tree,
-)
+from research.plan_tree.tree_plan import PlannedTree, StaticTrees, uniform_tree
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
@@ -25,8 +19,7 @@ from specdec_core.search.space import k_configurations
 if TYPE_CHECKING:  # torch takes seconds to import
     from specdec_core.recordings.replay import Replay
 
-CHAIN, GRID, PLANNED_K, PLANNED = "chain", "grid", "planned k", "planned"
-KINDS = (CHAIN, GRID, PLANNED_K, PLANNED)
+CHAIN, GRID, PLANNED = KINDS = ("chain", "grid", "planned")
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class TreeComparison:
     """Trees of one draft on one recording.
 
     `grid` has one row for each k-configuration within the budget. `budgets` has one row for each
-    budget and kind: the best chain and the best of the grid by replay, and the planner's choices,
+    budget and kind: the best chain and the best of the grid by replay, and the planner's choice,
     made from acceptance rates and the profile alone. Columns: `shape`, `nodes`, `depth`, `expected`
     (tokens a round, by the planner's model), `mat` (by replay), `speedup` (modelled by the profile
     from replayed counts), and `branching` as in a configuration. `proposed` is the fastest by
@@ -84,14 +77,10 @@ def compare_trees(
     acceptance = replay.track(name).acceptance(nodes)
     replayed = _Replayed(replay, profile, name, observer or Observer())
     shapes = [uniform_tree(acceptance, b) for b in k_configurations(nodes, depth)]
-    planners = {
-        PLANNED_K: KConfigurations(acceptance, nodes, depth),
-        PLANNED: StaticTrees(acceptance, nodes, depth),
-    }
-    candidates = {
-        tree.children: tree for planner in planners.values() for tree in planner.candidates()
-    }
-    replayed.expect([*shapes, *candidates.values()])
+    planner = StaticTrees(acceptance, nodes, depth)
+    candidates = planner.candidates()
+    count = len({tree.children for tree in (*shapes, *candidates)})
+    replayed.observer.stage(f"replaying trees of {name}", count)
     grid = pd.DataFrame([replayed.row(tree) for tree in shapes])
     rows = []
     for budget in budgets_up_to(nodes):
@@ -100,10 +89,9 @@ def compare_trees(
         for kind, trees in ((CHAIN, chains), (GRID, within)):
             best = trees.iloc[trees["speedup"].argmax()]
             rows.append({"kind": kind, "budget": budget, **best})
-        for kind, planner in planners.items():
-            tree = fastest(planner, replayed.seconds, budget)
-            rows.append({"kind": kind, "budget": budget, **replayed.row(tree)})
-    proposed = max(map(replayed.row, candidates.values()), key=lambda row: row["speedup"])
+        tree = planner.fastest(replayed.seconds, budget)
+        rows.append({"kind": PLANNED, "budget": budget, **replayed.row(tree)})
+    proposed = max(map(replayed.row, candidates), key=lambda row: row["speedup"])
     return TreeComparison(name, acceptance, grid, pd.DataFrame(rows), proposed)
 
 
@@ -120,10 +108,6 @@ class _Replayed:
         self.replay, self.profile, self.draft, self.observer = replay, profile, draft, observer
         self.context = replay.recording.prompts.context
         self.rows: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
-
-    def expect(self, trees: Iterable[PlannedTree]) -> None:
-        count = len({tree.children for tree in trees})
-        self.observer.stage(f"replaying trees of {self.draft}", count)
 
     def row(self, tree: PlannedTree) -> dict[str, Any]:
         if tree.children not in self.rows:

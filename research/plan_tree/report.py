@@ -11,14 +11,7 @@ from dashboards import cells
 from dashboards.look import OTHER_COLOURS, style
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section
-from research.plan_tree.comparison import (
-    CHAIN,
-    GRID,
-    KINDS,
-    PLANNED,
-    PLANNED_K,
-    TreeComparison,
-)
+from research.plan_tree.comparison import CHAIN, GRID, KINDS, PLANNED, TreeComparison
 from research.svg import SvgLine, lines_svg
 
 COLUMNS = {
@@ -35,8 +28,7 @@ RANKS = 8  # shown
 LOOKS = {  # of the kinds of trees: colour, dash, what the legend says
     CHAIN: (style("fixed").colour, "2 3", "best chain"),
     GRID: (OTHER_COLOURS[0], "", "best of all k-configurations"),
-    PLANNED_K: (OTHER_COLOURS[0], "5 3", "planned k-configuration"),
-    PLANNED: (OTHER_COLOURS[1], "", "planned tree of any shape"),
+    PLANNED: (OTHER_COLOURS[1], "", "planned tree"),
 }
 
 

@@ -9,7 +9,6 @@ subtrees.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,57 +78,11 @@ def uniform_tree(acceptance: Rates, branching: Sequence[int]) -> PlannedTree:
     return PlannedTree(tuple(children), expected_accepted(acceptance, children))
 
 
-class Planner(ABC):
-    """The best trees of any number of nodes and levels up to its bounds.
+class StaticTrees:
+    """The best trees of any number of nodes and levels up to its bounds (Sequoia, §4.1.2).
 
     `values[d, n]` is the expected length of the accepted path in the best tree of at most n nodes
     in at most d levels.
-    """
-
-    values: np.ndarray  # (depth + 1, nodes + 1)
-
-    @abstractmethod
-    def tree(self, nodes: int, depth: int) -> PlannedTree:
-        """The best of at most `nodes` nodes in at most `depth` levels."""
-
-    def candidates(self, nodes: int | None = None) -> list[PlannedTree]:
-        """Every tree that is the best for some number of levels and of nodes, at most `nodes`."""
-        depths, sizes = (size - 1 for size in self.values.shape)
-        most = sizes if nodes is None else min(nodes, sizes)
-        planned = (self.tree(n, d) for d, n in product(range(1, depths + 1), range(1, most + 1)))
-        return list({tree.children: tree for tree in planned}.values())
-
-
-class KConfigurations(Planner):
-    """The best k-configurations, in which all nodes of a level have as many children.
-
-    With A(b) = p[0] + … + p[b - 1] and V(n, d) the most expected below a node with n nodes in at
-    most d levels, V(n, d) = max over b of A(b) (1 + V(⌊n / b⌋ - 1, d - 1)).
-    """
-
-    def __init__(self, acceptance: Rates, nodes: int, depth: int) -> None:
-        self.acceptance = _rates(acceptance, nodes)
-        within = np.cumsum(self.acceptance)
-        self.values = np.zeros((depth + 1, nodes + 1))
-        self._best = np.zeros((depth + 1, nodes + 1), dtype=int)
-        for d in range(1, depth + 1):
-            for n in range(1, nodes + 1):
-                b = np.arange(1, min(n, len(within)) + 1)
-                expected = within[b - 1] * (1 + self.values[d - 1][n // b - 1])
-                self._best[d, n] = b[expected.argmax()]
-                self.values[d, n] = expected.max()
-
-    def tree(self, nodes: int, depth: int) -> PlannedTree:
-        branching = []
-        while depth and nodes:
-            count = int(self._best[depth, nodes])
-            branching.append(count)
-            nodes, depth = nodes // count - 1, depth - 1
-        return uniform_tree(self.acceptance, branching)
-
-
-class StaticTrees(Planner):
-    """The best trees of any shape (Sequoia, §4.1.2).
 
     F(n, d) is the most expected below a node with n nodes in at most d levels, and G(r, m) the most
     of its children of ranks r and higher with m nodes among them:
@@ -156,6 +109,7 @@ class StaticTrees(Planner):
             self.values[d] = later
 
     def tree(self, nodes: int, depth: int) -> PlannedTree:
+        """The best of at most `nodes` nodes in at most `depth` levels."""
         levels, inner = [], [nodes]
         while depth and any(inner):
             sizes = [list(self._split(depth, budget)) for budget in inner]
@@ -165,6 +119,18 @@ class StaticTrees(Planner):
         children = tuple(level for level in levels if any(level))
         return PlannedTree(children, expected_accepted(self.acceptance, children))
 
+    def candidates(self, nodes: int | None = None) -> list[PlannedTree]:
+        """Every tree that is the best for some number of levels and of nodes, at most `nodes`."""
+        depths, sizes = (size - 1 for size in self.values.shape)
+        most = sizes if nodes is None else min(nodes, sizes)
+        planned = (self.tree(n, d) for d, n in product(range(1, depths + 1), range(1, most + 1)))
+        return list({tree.children: tree for tree in planned}.values())
+
+    def fastest(self, seconds: Callable[[PlannedTree], float], nodes: int) -> PlannedTree:
+        """The tree of at most `nodes` nodes with the most tokens a second: (1 + expected) over the
+        `seconds` of a round with it."""
+        return max(self.candidates(nodes), key=lambda tree: (1 + tree.expected) / seconds(tree))
+
     def _split(self, depth: int, budget: int) -> Iterator[int]:
         """The number of nodes of each child's subtree."""
         for sizes in self._size[depth]:
@@ -173,14 +139,6 @@ class StaticTrees(Planner):
                 return
             yield size
             budget -= size
-
-
-def fastest(
-    planner: Planner, seconds: Callable[[PlannedTree], float], nodes: int | None = None
-) -> PlannedTree:
-    """The planned tree of at most `nodes` nodes with the most tokens a second: (1 + expected) over
-    the `seconds` of a round with it."""
-    return max(planner.candidates(nodes), key=lambda tree: (1 + tree.expected) / seconds(tree))
 
 
 def _rates(acceptance: Rates, nodes: int) -> np.ndarray:

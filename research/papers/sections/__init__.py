@@ -1,7 +1,7 @@
 """The sections of the page on the papers that are made from recordings or decoded texts.
 
-A new one is a :class:`~research.papers.sections.section.PaperSection` in the tuple of its
-paper.
+A new one is an :func:`~research.papers.sections.section.exhibit` in the tuple of its paper, with
+its words in `sweeps/papers-sections.yaml`.
 """
 
 from research.papers.sections.mcsd import MCSD

@@ -11,8 +11,7 @@ from research.drift.report import TEXTS
 from research.papers import mcsd
 from research.papers.decision_values import THRESHOLD
 from research.papers.sections import verdicts
-from research.papers.sections.section import PaperSection
-from research.papers.studies import Study
+from research.papers.sections.section import exhibit
 from research.svg import SvgLine, lines_svg
 
 OUTCOMES = {
@@ -84,30 +83,6 @@ def quality(table: pd.DataFrame) -> Section:
 
 
 MCSD = (
-    PaperSection(
-        study=Study("mcsd-1", ("sampled",), mcsd.quality),
-        paper="Improving MCSD",
-        source="Table 1",
-        title="Quality of target-initialised trees by width and draft",
-        reported="MT-Bench score of Llama-2-7B 6.29; with width 2 5.07 (−1.22) with TinyLlama-1.1B,"
-        " 5.83 (−0.43) with Llama-68M; with width 3 4.32 (−1.97) and 5.69 (−0.60); with width 1"
-        " within ±0.05.",
-        setting="likelihood under the target in place of MT-Bench's judge; trees W×4×3×1×1,"
-        f" temperature 0.7, {mcsd.MOST} prompts of each set, {mcsd.TEXTS} texts each of at most"
-        f" {mcsd.LONGEST} tokens.",
-        show=quality,
-        verdict=verdicts.mcsd_1,
-    ),
-    PaperSection(
-        study=Study("mcsd-f7", ("heads",), mcsd.values),
-        paper="Improving MCSD",
-        source="§3.3 and A.2, Fig. 7",
-        title="Values of the decision models by outcome",
-        reported="T1 “struggles to effectively distinguish between negative and positive examples”;"
-        " a figure without numbers in the text.",
-        setting="each draft model of the pair; T1, T2 and both in one are trained here, on greedy"
-        " texts, with outcomes 0 and 1 as labels.",
-        show=values,
-        verdict=verdicts.mcsd_f7,
-    ),
+    exhibit("mcsd-1", ("sampled",), mcsd.quality, quality, verdicts.mcsd_1),
+    exhibit("mcsd-f7", ("heads",), mcsd.values, values, verdicts.mcsd_f7),
 )

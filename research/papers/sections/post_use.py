@@ -12,14 +12,11 @@ from dashboards.sections import Section
 from research.papers import post_use
 from research.papers.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
 from research.papers.confidence_products import LONGEST
-from research.papers.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
 from research.papers.sections import verdicts
-from research.papers.sections.section import PaperSection
-from research.papers.studies import TIMES, Study
-from research.svg import SvgLine, lines_svg
+from research.papers.sections.section import exhibit
+from research.papers.studies import TIMES
+from research.svg import SvgLine, lines_of, lines_svg
 
-PAPER = "Post-use & Pre-cut"
-DRAFTS = "each draft model of the pair, on greedy texts of the prompt sets named"
 SHOWN = 60  # rounds in a row
 SET = {"prompts": cells.text("prompts"), "draft": cells.text("draft")}
 LENGTHS = {
@@ -96,7 +93,6 @@ def phrases(table: pd.DataFrame) -> Section:
     wide = table.pivot_table("share", groups, "tokens", sort=False).reset_index()
     first = table[["prompts", "draft"]].iloc[0]
     drawn = table[(table["prompts"] == first["prompts"]) & (table["draft"] == first["draft"])]
-    colours = dict(zip((DRAFT_CALL, TARGET_CALL), OTHER_COLOURS, strict=False))
     sizes = sorted(set(table["tokens"]))
     return Section(
         note="The share of the calls after which a phrase of n tokens comes again that an"
@@ -105,16 +101,7 @@ def phrases(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "Phrases of earlier rounds that come again",
             f"share of the calls, by the tokens of a phrase; {first['prompts']}, {first['draft']}",
-            [
-                SvgLine(
-                    f"after a {call}, {of}",
-                    colours[call],
-                    rows["tokens"].tolist(),
-                    rows["share"].tolist(),
-                    "" if of == DRAFTED else "5 3",
-                )
-                for (call, of), rows in drawn.groupby(["call", "of"])
-            ],
+            lines_of(drawn, "tokens", "share", ("call", "of"), OTHER_COLOURS),
             ("tokens of a phrase", "share of the calls"),
         ),
         shown=cells.table(
@@ -132,15 +119,7 @@ def phrases(table: pd.DataFrame) -> Section:
 
 def confidences(table: pd.DataFrame) -> Section:
     """The share accepted as a whole over the product of confidences, a line a set and draft."""
-    drafts = list(dict.fromkeys(table["draft"]))
-    colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
-    lines = [
-        SvgLine.of(
-            f"{name}, {draft}", colours[name], rows, "product", "acceptance",
-            "5 3" * drafts.index(draft),
-        )
-        for (name, draft), rows in table.groupby(["prompts", "draft"], sort=False)
-    ]  # fmt: skip
+    lines = lines_of(table, "product", "acceptance", ("prompts", "draft"))
     lines.append(SvgLine("the product itself", MUTED, [0.0, 1.0], [0.0, 1.0], "2 3"))
     wide = table.pivot_table("acceptance", ["prompts", "draft"], "low", sort=False).reset_index()
     lows = sorted(set(table["low"]))
@@ -178,49 +157,8 @@ def components(table: pd.DataFrame) -> Section:
 
 
 POST_USE = (
-    PaperSection(
-        study=Study("post-use-f2a", ("greedy", TIMES), post_use.rounds),
-        paper=PAPER,
-        source="§4.1, Fig. 2a",
-        title="Best draft length, round by round",
-        reported="the best length “exhibits significant variation across different SD iterations”;"
-        " a figure, on Alpaca, without numbers in the text.",
-        setting=f"{DRAFTS}; the best fixed length is by Eq. 3, at this machine's forward times.",
-        show=lengths,
-        verdict=verdicts.post_use_f2a,
-    ),
-    PaperSection(
-        study=Study("post-use-f2b", ("greedy",), post_use.phrases),
-        paper=PAPER,
-        source="§4.1, Fig. 2b",
-        title="Phrases of earlier rounds that come again",
-        reported="“a considerable proportion” of phrases longer than 2; a figure, on Alpaca,"
-        " without numbers in the text.",
-        setting=f"{DRAFTS}; plain drafting with λ = {LENGTH}, and no bound on what is kept.",
-        show=phrases,
-        verdict=verdicts.post_use_f2b,
-    ),
-    PaperSection(
-        study=Study("post-use-f2c", ("greedy",), post_use.confidences),
-        paper=PAPER,
-        source="§4.2, Fig. 2c and Eq. 6",
-        title="Acceptance of whole drafts by the product of confidences",
-        reported="“a strong positive correlation”; a figure, on Alpaca, without numbers in the"
-        " text.",
-        setting=f"{DRAFTS}.",
-        show=confidences,
-        verdict=verdicts.post_use_f2c,
-    ),
-    PaperSection(
-        study=Study("post-use-9", ("greedy",), post_use.components),
-        paper=PAPER,
-        source="E.1, Table 9",
-        title="Latency by component",
-        reported="M_d 21 ms, M_t 152 ms, cache fetch and verify 0.1 ms, roll back 2 ms, controller"
-        " step < 0.1 ms.",
-        setting="this pair with its first draft on this machine, in place of Llama-2-Chat 7B and"
-        f" 70B on A6000 GPUs; the first {post_use.MOST} prompts of the first set.",
-        show=components,
-        verdict=verdicts.post_use_9,
-    ),
+    exhibit("post-use-f2a", ("greedy", TIMES), post_use.rounds, lengths, verdicts.post_use_f2a),
+    exhibit("post-use-f2b", ("greedy",), post_use.phrases, phrases, verdicts.post_use_f2b),
+    exhibit("post-use-f2c", ("greedy",), post_use.confidences, confidences, verdicts.post_use_f2c),
+    exhibit("post-use-9", ("greedy",), post_use.components, components, verdicts.post_use_9),
 )

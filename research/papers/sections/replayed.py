@@ -9,11 +9,10 @@ from dashboards.look import DRAFT_COLOURS
 from dashboards.sections import Section
 from research.papers import banditspec, replayed
 from research.papers.sections import verdicts
-from research.papers.sections.section import PaperSection
-from research.papers.studies import OWN_HEADS, TABLES, TIMES, Study
-from research.svg import SvgBar, SvgLine, bars_svg, lines_svg
+from research.papers.sections.section import exhibit
+from research.papers.studies import OWN_HEADS, PAIR, TIMES
+from research.svg import SvgBar, bars_svg, lines_of, lines_svg
 
-SETTING = "the pair's first draft, greedy texts of the prompt sets named, by replay"
 SET = {"prompts": cells.text("prompts")}
 
 
@@ -117,14 +116,6 @@ def trees(table: pd.DataFrame) -> Section:
 
 
 def ranks(table: pd.DataFrame) -> Section:
-    names = dict.fromkeys(zip(table["prompts"], table["draft"], strict=True))
-    drafts = list(dict.fromkeys(table["draft"]))
-    colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
-    lines = []
-    for name, draft in names:
-        each = table[(table["prompts"] == name) & (table["draft"] == draft)]
-        dash = "5 3" * drafts.index(draft)
-        lines.append(SvgLine.of(f"{name}, {draft}", colours[name], each, "rank", "share", dash))
     wide = table.pivot(index=["prompts", "draft"], columns="rank", values="share").reset_index()
     places = {str(n): cells.number(n, ".1%") for n in range(1, replayed.RANKS + 1)}
     return Section(
@@ -132,7 +123,7 @@ def ranks(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "The rank of the target's token in the draft's distribution",
             "share of places",
-            lines,
+            lines_of(table, "rank", "share", ("prompts", "draft")),
             ("rank", "share"),
         ),
         shown=cells.table(wide, {**SET, "draft": cells.text("draft"), **places}),
@@ -140,56 +131,29 @@ def ranks(table: pd.DataFrame) -> Section:
 
 
 REPLAYED = (
-    PaperSection(
-        Study("specdecpp-oracle", ("greedy", TIMES, OWN_HEADS), replayed.policies, version=2),
-        "SpecDec++",
-        "Table 1 and Thm 4.1",
-        "Length policies against the oracle",
-        "7.2–11.1 % over the best fixed K; the oracle's N_target/N is 0.164.",
-        f"{SETTING}; policies' own time left out. Beside SpecDec++'s head improved MCSD's decision"
-        " models, which judge one candidate or all together.",
+    exhibit(
+        "specdecpp-oracle",
+        ("greedy", TIMES, OWN_HEADS),
+        replayed.policies,
         policies,
-        verdict=verdicts.specdecpp_oracle,
+        verdicts.specdecpp_oracle,
+        version=2,
     ),
-    PaperSection(
-        Study("banditspec-regret", ("greedy", TIMES), replayed.regret, version=5),
-        "BanditSpec",
-        "Thms 1 and 2, main table",
-        "Regret of bandits, against one arm and against each prompt's",
-        "MAT of UCBSpec 3.93–5.10 and of EXP3Spec 3.65–4.90; regret within the bounds' order.",
-        f"{SETTING}; arms: prompt lookup, suffix, and K = {replayed.LENGTH} of the draft model, as"
-        " dynamic trees cannot be replayed.",
+    exhibit(
+        "banditspec-regret",
+        ("greedy", TIMES),
+        replayed.regret,
         regret,
-        verdict=verdicts.banditspec_regret,
+        verdicts.banditspec_regret,
+        version=5,
     ),
-    PaperSection(
-        Study("banditspec-batch", ("greedy", TABLES), banditspec.together),
-        "BanditSpec",
-        "setting two",
-        "Draft lengths as arms, several requests at once",
-        "fixed lengths γ of 1 to 4 of an Eagle-1 head beside both algorithms (a drawing only).",
-        "live, greedy, the prompt sets in turn; the pair's first EAGLE head, else its first draft.",
+    exhibit(
+        "banditspec-batch",
+        ("greedy", PAIR),
+        banditspec.together,
         together,
-        verdict=verdicts.banditspec_batch,
+        verdicts.banditspec_batch,
     ),
-    PaperSection(
-        Study("mcsd-trees", ("greedy", TIMES), replayed.trees),
-        "Improving MCSD",
-        "Table 2, MCSD",
-        "k-configurations of draft-initialised trees",
-        "α 0.21–0.35 (MCSD, 4×2×2×1).",
-        f"{SETTING}; temperature 0, not 0.7.",
-        trees,
-        verdict=verdicts.mcsd_trees,
-    ),
-    PaperSection(
-        Study("mcsd-ranks", ("greedy",), replayed.ranks),
-        "Improving MCSD",
-        "§2 and Fig. 4",
-        "How drafts rank the target's token",
-        "not shown; it is what a k-configuration's widths can gain.",
-        f"{SETTING}, both drafts.",
-        ranks,
-        verdict=verdicts.mcsd_ranks,
-    ),
+    exhibit("mcsd-trees", ("greedy", TIMES), replayed.trees, trees, verdicts.mcsd_trees),
+    exhibit("mcsd-ranks", ("greedy",), replayed.ranks, ranks, verdicts.mcsd_ranks),
 )

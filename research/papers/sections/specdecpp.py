@@ -7,10 +7,9 @@ import pandas as pd
 from dashboards import cells
 from dashboards.sections import Section
 from research.papers import specdecpp
-from research.papers.post_use import MOST
 from research.papers.sections import verdicts
-from research.papers.sections.section import PaperSection
-from research.papers.studies import TIMES, Study
+from research.papers.sections.section import exhibit
+from research.papers.studies import TIMES
 
 # By weight and depth: train and eval KL; tokens a second on Alpaca, HumanEval and GSM8K, and the
 # best threshold on that set.
@@ -114,31 +113,6 @@ def stand_alone(table: pd.DataFrame) -> Section:
 
 
 SPECDECPP = (
-    PaperSection(
-        Study("specdecpp-2", ("greedy",), specdecpp.stand_alone),
-        "SpecDec++",
-        "App. D.2, Table 2",
-        "Forward times of each model alone",
-        "draft 20.6 to 20.7 ms, target 107 to 109 ms (R² 0.999), beside 22.5 to 24.6 and 110 to 114"
-        " ms in speculative decoding.",
-        f"live and greedy; {MOST} prompts of each set, {specdecpp.STEPS[0]} to"
-        f" {specdecpp.STEPS[-1]} tokens.",
-        stand_alone,
-        verdict=verdicts.specdecpp_2,
-    ),
-    PaperSection(
-        Study("specdecpp-3", ("mixed", "top50", TIMES), specdecpp.heads),
-        "SpecDec++",
-        "App. D.3, Table 3",
-        "Heads of every depth and weight, with their best thresholds",
-        "w_rej = 6 with D = 3 or 4 and h = 0.7 within 1 % of the fastest on all three sets; eval KL"
-        " grows with w_rej and falls with D. Best thresholds are of the sets that are reported.",
-        "the pair's first draft, temperature 1 and top-k 50. All 20 heads are trained here, on"
-        " token mixing as in the paper (15 % of the target's tokens), but over some dozens of"
-        " prompts, not 40,000; with batches of 256 and a rate of 1e-3 for 30 epochs, the best of"
-        " them on dev kept, not of 32 and 5e-5 for 3. Rounds are replayed; a head's own time is"
-        " left out. The rules below the heads need no training.",
-        heads,
-        verdict=verdicts.specdecpp_3,
-    ),
+    exhibit("specdecpp-2", ("greedy",), specdecpp.stand_alone, stand_alone, verdicts.specdecpp_2),
+    exhibit("specdecpp-3", ("mixed", "top50", TIMES), specdecpp.heads, heads, verdicts.specdecpp_3),
 )

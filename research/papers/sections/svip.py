@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pandas as pd
 
 from dashboards import cells
-from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, INK, style
+from dashboards.look import ARM_COLOURS, INK, style
 from dashboards.sections import Section
 from research.papers import svip
 from research.papers.sections import verdicts
-from research.papers.sections.section import PaperSection
-from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES, Study
-from research.svg import SvgLine, lines_svg
+from research.papers.sections.section import exhibit
+from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
+from research.svg import SvgLine, lines_of, lines_svg
 
-PAPER = "SVIP"
 BOTH = ("greedy", "sampled")
 COLOURS = {
     "Constant, K=5": style("fixed").colour,
@@ -25,12 +22,6 @@ COLOURS = {
     svip.ORACLE: INK,
 }
 SET = {"prompts": cells.text("prompts"), "sampling": cells.text("sampling")}
-DASHES = {"greedy": "", "T=1": "5 3"}
-SETTING = (
-    "the pair's first draft; texts of the prompt sets named, as long as the tables', greedy and"
-    " sampled at temperature 1"
-)
-LONG = "texts continued to the last context, coupled, timed interleaved"
 POLICY = {
     "policy": cells.text("policy"),
     "drafted a round": cells.number("drafted", ".2f"),
@@ -40,16 +31,13 @@ POLICY = {
 
 def oracle_lengths(table: pd.DataFrame) -> Section:
     """The variance over context, a line a set."""
-    lines = [
-        SvgLine.of(name, colour, each, "up_to", "variance", dash, ("variance_low", "variance_high"))
-        for name, colour, dash, each in _by_set(table)
-    ]
+    ends = ("variance_low", "variance_high")
     return Section(
         note="An oracle drafts what will be accepted, and no more; context counts the prompt.",
         svg=lines_svg(
             "The variance of the oracle's draft length",
             "tokens², with 95 % intervals over prompts",
-            lines,
+            lines_of(table, "up_to", "variance", ("prompts", "sampling"), ends=ends),
             ("context up to, tokens", "variance"),
             {float(edge): str(edge) for edge in sorted(set(table["up_to"])) if edge != 64},
         ),
@@ -84,10 +72,6 @@ def entropies(table: pd.DataFrame) -> Section:
 
 def divergences(table: pd.DataFrame) -> Section:
     """KL over the place before a rejection."""
-    lines = [
-        SvgLine.of(name, colour, each, "offset", "kl", dash)
-        for name, colour, dash, each in _by_set(table)
-    ]
     wide = table.pivot(index=["prompts", "sampling", "rejections"], columns="offset", values="kl")
     places = {str(n) if n else "rejected": cells.number(n, ".2f") for n in range(-svip.BEFORE, 1)}
     return Section(
@@ -95,7 +79,7 @@ def divergences(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "Divergence before a rejection",
             "mean KL(q‖p)",
-            lines,
+            lines_of(table, "offset", "kl", ("prompts", "sampling")),
             ("tokens from the rejected one", "nats"),
         ),
         shown=cells.table(
@@ -107,14 +91,6 @@ def divergences(table: pd.DataFrame) -> Section:
 def sorted_probabilities(table: pd.DataFrame) -> Section:
     """Log probability over rank, accepted and rejected, of the sampled texts."""
     shown = table[table["sampling"] != "greedy"]
-    lines = [
-        SvgLine.of(
-            f"{name}, {outcome}", colour, each, "rank", "log_probability",
-            "" if outcome == "accepted" else "5 3",
-        )
-        for (name, colour) in _colours(shown["prompts"])
-        for outcome, each in shown[shown["prompts"] == name].groupby("outcome")
-    ]  # fmt: skip
     firsts = table[table["rank"].isin((1, 2, 10))]
     wide = firsts.pivot(
         index=["prompts", "sampling", "outcome"], columns="rank", values="log_probability"
@@ -125,7 +101,7 @@ def sorted_probabilities(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "The draft's distribution at accepted and rejected tokens",
             "mean log probability by rank, sampled",
-            lines,
+            lines_of(shown, "rank", "log_probability", ("prompts", "outcome")),
             ("rank", "log probability"),
             zero=False,
         ),
@@ -213,10 +189,7 @@ def lengths_by_context(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "Drafted tokens by context",
             "mean of a round",
-            [
-                SvgLine.of(name, COLOURS[name], each, "up_to", "drafted")
-                for name, each in _by_policy(table)
-            ],
+            lines_of(table, "up_to", "drafted", ("policy",), COLOURS),
             ("context up to, tokens", "tokens"),
         ),
         shown=cells.table(
@@ -253,24 +226,15 @@ def lengths(table: pd.DataFrame) -> Section:
 def long_texts(table: pd.DataFrame) -> Section:
     """The speedup so far over context, a line a configuration."""
     _, *names = dict.fromkeys(table["configuration"])  # the first is autoregressive decoding
-    wide = table.pivot(index="configuration", columns="up_to", values="so_far").loc[names]
-    lines = [
-        SvgLine.of(
-            name,
-            colour,
-            table[table["configuration"] == name],
-            "up_to",
-            "so_far",
-            ends=("so_far_low", "so_far_high"),
-        )
-        for name, colour in zip(names, ARM_COLOURS, strict=False)
-    ]
+    drawn = table[table["configuration"].isin(names)]
+    ends = ("so_far_low", "so_far_high")
+    wide = drawn.pivot(index="configuration", columns="up_to", values="so_far").loc[names]
     return Section(
         note="Times as fast as autoregressive decoding, from a text's beginning to each context.",
         svg=lines_svg(
             "Speedup by context",
             "over autoregressive decoding, with 95 % intervals over texts",
-            lines,
+            lines_of(drawn, "up_to", "so_far", ("configuration",), ARM_COLOURS, ends),
             ("context, tokens", "times as fast"),
         ),
         shown=cells.table(
@@ -290,12 +254,7 @@ def example(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "Draft lengths in one text",
             f"the first rounds, {table['prompts'].iloc[0]}",
-            [
-                SvgLine.of(
-                    name, COLOURS[name], each, "round", "drafted", "5 3" * (name == svip.ORACLE)
-                )
-                for name, each in _by_policy(table)
-            ],
+            lines_of(table, "round", "drafted", ("policy",), COLOURS),
             ("round", "drafted tokens"),
             {float(n): str(n) for n in (1, 10, 20, 30, 40) if n <= table["round"].max()},
         ),
@@ -345,162 +304,20 @@ def tokens(table: pd.DataFrame) -> Section:
     )
 
 
-def _by_set(table: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
-    """Name, colour, dash and rows of each set and sampling."""
-    groups = []
-    for name, colour in _colours(table["prompts"]):
-        for sampling, each in table[table["prompts"] == name].groupby("sampling", sort=False):
-            groups.append((f"{name}, {sampling}", colour, DASHES.get(str(sampling), ""), each))
-    return groups
-
-
-def _colours(names: Iterable[str]) -> list[tuple[str, str]]:
-    return list(zip(dict.fromkeys(names), DRAFT_COLOURS, strict=False))
-
-
-def _by_policy(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    return [(str(name), each) for name, each in table.groupby("policy", sort=False)]
-
-
 SVIP = (
-    PaperSection(
-        Study("svip-f1", (*BOTH, "long"), svip.oracle_lengths, version=2),
-        PAPER,
-        "Fig. 1",
-        "The oracle's draft length by context",
-        "the variance rises steeply with context, up to thousands of tokens (a drawing only).",
-        f"{SETTING}, and the long ones, sampled.",
-        oracle_lengths,
-        verdict=verdicts.svip_f1,
+    exhibit(
+        "svip-f1", (*BOTH, "long"), svip.oracle_lengths, oracle_lengths, verdicts.svip_f1, version=2
     ),
-    PaperSection(
-        Study("svip-t1", BOTH, svip.entropies),
-        PAPER,
-        "Table 1",
-        "The draft's entropy at accepted and rejected tokens",
-        "0.25 and 1.30 (AIME, greedy), 2.18 and 3.99 (MT-Bench, sampled).",
-        f"{SETTING}.",
-        entropies,
-        verdict=verdicts.svip_t1,
-    ),
-    PaperSection(
-        Study("svip-f3a", BOTH, svip.divergence_before_rejections),
-        PAPER,
-        "Fig. 3a",
-        "Divergence before a rejection",
-        "it surges at the rejected token and gives no sign before (a drawing only).",
-        f"{SETTING}; rejections with at least four accepted tokens before them.",
-        divergences,
-        verdict=verdicts.svip_f3a,
-    ),
-    PaperSection(
-        Study("svip-f3b", BOTH, svip.sorted_probabilities),
-        PAPER,
-        "Fig. 3b",
-        "Sorted probabilities at accepted and rejected tokens",
-        "flatter at rejected tokens (a drawing only).",
-        f"{SETTING}; the ten most likely tokens that recordings hold, not the vocabulary.",
-        sorted_probabilities,
-        verdict=verdicts.svip_f3b,
-    ),
-    PaperSection(
-        Study("svip-f4", ("sampled",), svip.bounds, version=2),
-        PAPER,
-        "Fig. 4, Eqs. 1, 4 and 6",
-        "The acceptance probability and its lower bounds",
-        "with c = 0.18 the approximation lies between the bound and the truth in most cases.",
-        "the pair's first draft, sampled at temperature 1; bounds below 0 count as 0.",
-        bounds,
-        verdict=verdicts.svip_f4,
-    ),
-    PaperSection(
-        Study("svip-gamma", ("sampled",), svip.ratio_fits),
-        PAPER,
-        "Eqs. 9, 14 and 15",
-        "γ by a Gaussian and by a Gamma",
-        "no numbers: it says that c trades reliability for tightness.",
-        "the pair's first draft, sampled at temperature 1.",
-        ratio_fits,
-        verdict=verdicts.svip_gamma,
-    ),
-    PaperSection(
-        Study("svip-f5", (LONG_FORM,), svip.long_texts),
-        PAPER,
-        "Fig. 5",
-        "Speedup by context",
-        "SVIP above constant and heuristic lengths at every length to 8K, by up to 17 % over"
-        " constant ones on MT-Bench.",
-        f"{LONG}, at temperature 1. An EAGLE head's tree is the paper's Table 2, where SVIP makes"
-        " 2.70× to 2.80× (128 tokens), 2.41× to 2.69× (1K) and 1.24× to 1.41× (4K).",
-        long_texts,
-        verdict=verdicts.svip_f5,
-    ),
-    PaperSection(
-        Study("svip-t5", (LONG_FORM_GREEDY,), svip.long_texts),
-        PAPER,
-        "App. D, Table 5",
-        "Speedup by context, greedy",
-        "constant lengths 1.05× (128 tokens) to 1.67× (8K), heuristic ones 1.04× to 1.97×, SVIP"
-        " 1.30× to 2.10×: greedy texts repeat themselves, which exaggerates all three.",
-        f"{LONG}, greedy.",
-        long_texts,
-        verdict=verdicts.svip_t5,
-    ),
-    PaperSection(
-        Study("svip-f6", ("long",), svip.lengths_by_context),
-        PAPER,
-        "Fig. 6",
-        "Draft length and acceptance by context",
-        "SVIP drafts less than both other policies, and more of it is accepted, at all lengths to"
-        " 8K.",
-        "long texts, sampled at temperature 1, by replay.",
-        lengths_by_context,
-        verdict=verdicts.svip_f6,
-    ),
-    PaperSection(
-        Study("svip-f7", BOTH, svip.lengths, version=3),
-        PAPER,
-        "Fig. 7",
-        "Draft lengths against the oracle's",
-        "SVIP is off by less than 0.5 tokens on average; the other policies draft too much.",
-        f"{SETTING}; by replay, rounds with room for 40 tokens.",
-        lengths,
-        verdict=verdicts.svip_f7,
-    ),
-    PaperSection(
-        Study("svip-f8", ("long",), svip.example),
-        PAPER,
-        "Fig. 8",
-        "Draft lengths in one text",
-        "SVIP's lengths vary from round to round as the oracle's do; the other policies' do"
-        " not (a drawing).",
-        "one long text, sampled at temperature 1, by replay.",
-        example,
-        verdict=verdicts.svip_f8,
-    ),
-    PaperSection(
-        Study("svip-t3", ("sampled", "long", TIMES), svip.speedups),
-        PAPER,
-        "Table 3, Fig. 7a",
-        "Speedup by task",
-        "SVIP 1.52× to 1.82×, constant lengths 1.25× (GPQA) to 1.58× (AIME), heuristic ones 1.18×"
-        " to 1.34×, of QwQ-32B's reasoning, 1,300 to 6,200 tokens a text. Fig. 7a, a drawing, has"
-        " SVIP above all constant lengths of 2 to 5.",
-        "no model with reasoning of that length; the prompt sets named, sampled at temperature 1,"
-        " and the long texts.",
-        speedups,
-        verdict=verdicts.svip_t3,
-    ),
-    PaperSection(
-        Study("svip-t4", ("greedy",), svip.tokens),
-        PAPER,
-        "Table 4",
-        "Tokens that are hard and easy to draft",
-        "all tokens 0.38 and 0.68; “Wait” 1.17 and 0.53, “Alright” 1.38 and 0.22, “Actually” 1.52"
-        " and 0.33; “)”, “}”, “ynomials”, “ponents” 0.01–0.12 and 1.00.",
-        "all prompt sets together, greedy; of the tokens that were drafted 20 times, the"
-        " least and the most often accepted.",
-        tokens,
-        verdict=verdicts.svip_t4,
-    ),
+    exhibit("svip-t1", BOTH, svip.entropies, entropies, verdicts.svip_t1),
+    exhibit("svip-f3a", BOTH, svip.divergence_before_rejections, divergences, verdicts.svip_f3a),
+    exhibit("svip-f3b", BOTH, svip.sorted_probabilities, sorted_probabilities, verdicts.svip_f3b),
+    exhibit("svip-f4", ("sampled",), svip.bounds, bounds, verdicts.svip_f4, version=2),
+    exhibit("svip-gamma", ("sampled",), svip.ratio_fits, ratio_fits, verdicts.svip_gamma),
+    exhibit("svip-f5", (LONG_FORM,), svip.long_texts, long_texts, verdicts.svip_f5),
+    exhibit("svip-t5", (LONG_FORM_GREEDY,), svip.long_texts, long_texts, verdicts.svip_f5),
+    exhibit("svip-f6", ("long",), svip.lengths_by_context, lengths_by_context, verdicts.svip_f6),
+    exhibit("svip-f7", BOTH, svip.lengths, lengths, verdicts.svip_f7, version=3),
+    exhibit("svip-f8", ("long",), svip.example, example, verdicts.svip_f8),
+    exhibit("svip-t3", ("sampled", "long", TIMES), svip.speedups, speedups, verdicts.svip_t3),
+    exhibit("svip-t4", ("greedy",), svip.tokens, tokens, verdicts.svip_t4),
 )

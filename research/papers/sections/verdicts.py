@@ -272,9 +272,6 @@ def svip_f5(table: pd.DataFrame) -> str:
     )
 
 
-svip_t5 = svip_f5
-
-
 def svip_f6(table: pd.DataFrame) -> str:
     wide = table.pivot_table(["drafted", "accepted"], ["prompts", "up_to"], "policy").dropna()
     drafted: Any = wide["drafted"]

@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from research.papers.bounds import (
-    GaussianFit,
     RatioFit,
     approximation_bound,
     bretagnolle_huber_bound,
@@ -87,45 +86,37 @@ class TestApproximation:
         assert entropy_ratio(0.5, np.inf) == np.inf
 
 
-class TestGaussianFit:
+class TestRatioFit:
     def test_finds_the_gaussian_that_positions_were_drawn_from(self):
         rng = np.random.default_rng(0)
         h = rng.exponential(2.0, size=20_000)
         ratio = rng.normal(9.0, 1.5, size=len(h))
-        fit = GaussianFit.of(h, ratio * h)
-        assert fit.mean == pytest.approx(9.0, rel=0.01)
-        assert fit.deviation == pytest.approx(1.5, rel=0.02)
+        fit = RatioFit.gaussian(h, ratio * h)
+        assert fit.parameters == pytest.approx((9.0, 1.5), rel=0.02)
         assert fit.reliability(4.0) == pytest.approx(0.5, abs=0.02)  # Eq. 14 at 2c + 1 = μ
         assert fit.reliability(4.75) == pytest.approx(0.841, abs=0.02)  # one σ above
 
-    def test_positions_without_a_ratio_are_left_out(self):
-        fit = GaussianFit.of([1.0, 1.0, 0.0, 1.0], [2.0, 3.0, 1.0, np.inf])
-        assert (fit.mean, fit.fitted, fit.left_out) == (2.5, 2, 2)
-
-
-class TestRatioFit:
     @pytest.mark.parametrize(("shape", "rate"), [(0.4, 1.5), (1.0, 0.3), (5.0, 8.0)])
     def test_finds_the_gamma_that_positions_were_drawn_from(self, shape, rate):
         rng = np.random.default_rng(0)
         h = rng.exponential(2.0, size=20_000)
         ratio = 1 + rng.gamma(shape, 1 / rate, size=len(h))
-        fit = RatioFit.of(h, ratio * h)
-        assert fit.shape == pytest.approx(shape, rel=0.05)
-        assert fit.rate == pytest.approx(rate, rel=0.05)
+        fit = RatioFit.gamma(h, ratio * h)
+        assert fit.parameters == pytest.approx((shape, rate), rel=0.05)
         for c in (0.1, 0.5, 2.0):
             assert fit.reliability(c) == pytest.approx(np.mean(ratio <= 2 * c + 1), abs=0.02)
 
-    def test_positions_that_have_no_ratio_are_counted_and_left_out(self):
+    def test_positions_that_have_no_ratio_are_left_out(self):
+        assert RatioFit.gaussian([1.0, 1.0, 0.0, 1.0], [2.0, 3.0, 1.0, np.inf]).parameters[0] == 2.5
         h, excess = np.array([1.0, 2.0, 0.5, 1.0]), np.array([0.2, 0.4, 0.1, 0.9])
-        clean = RatioFit.of(h, (1 + excess) * h)
+        clean = RatioFit.gamma(h, (1 + excess) * h)
         # Certain draft, equal distributions, a rounding error below equality, an excluded token.
         odd_h, odd_cross = [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1 - 1e-9, np.inf]
-        mixed = RatioFit.of(np.append(h, odd_h), np.append((1 + excess) * h, odd_cross))
-        assert (mixed.shape, mixed.rate) == (clean.shape, clean.rate)
-        assert (mixed.fitted, mixed.left_out) == (4, 4)
+        mixed = RatioFit.gamma(np.append(h, odd_h), np.append((1 + excess) * h, odd_cross))
+        assert mixed.parameters == clean.parameters
 
     @pytest.mark.parametrize("cross", [[1.0, 1.0], [2.0, 2.0], [np.inf, 2.0], []])
     def test_too_few_positions_are_refused(self, cross):
-        for fit in (RatioFit, GaussianFit):
+        for fit in (RatioFit.gamma, RatioFit.gaussian):
             with pytest.raises(ValueError, match="too few positions"):
-                fit.of(np.ones(len(cross)), cross)
+                fit(np.ones(len(cross)), cross)

@@ -17,19 +17,20 @@ from research.papers.methods import (
     load_methods,
     measured_range,
 )
-from research.papers.page import MOST_WORDS, papers_page, unjudged, words
+from research.papers.page import papers_page
 from research.papers.plan import Claim, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
+from research.papers.sections.section import SectionWords
 from research.papers.studies import (
     LONG_FORM,
     LONG_FORM_GREEDY,
     OWN_HEADS,
-    TABLES,
+    PAIR,
     TIMES,
     Study,
 )
-from research.papers.verdicts import OTHERS, verdict
+from research.papers.verdicts import OTHERS, VERDICT, verdict
 from specdec_core.base.errors import UserError
 from tests.observers import Heard
 from tests.research.papers.test_tables import frontier, result  # noqa: F401 (fixtures)
@@ -44,6 +45,24 @@ EXHIBITS = {  # how many figures and tables the papers have
 }
 
 
+MOST_WORDS = 4000  # of a page
+
+
+def unjudged(page: str) -> list[str]:
+    """The exhibits of a page without a verdict, by key."""
+    exhibits = re.split(r'<a id="([^"]+)"></a>', page)[1:]
+    return [
+        key
+        for key, text in zip(exhibits[::2], exhibits[1::2], strict=True)
+        if not re.search(rf"\*\*{VERDICT}\*\*: \S", text)
+    ]
+
+
+def words(page: str) -> int:
+    """The words of a page without what makes up tables and links."""
+    return len(re.findall(r"[^\s|*`\[\]#()]*\w[^\s|]*", re.sub(r"\]\([^)]*\)|<[^>]*>", "", page)))
+
+
 def test_every_method_has_its_code_its_test_and_its_row():
     keys = [section.key for section in SECTIONS]
     papers = load_methods(METHODS, load_paper_plan(PAPERS), keys)
@@ -55,14 +74,14 @@ def test_every_method_has_its_code_its_test_and_its_row():
     shown = [key for paper in papers for key in paper.tables]
     assert sorted(shown) == sorted(load_paper_plan(PAPERS).tables)
     assert len(set(keys)) == len(keys)
-    assert {section.paper for section in SECTIONS} <= {paper.title for paper in papers}
+    assert {section.words.paper for section in SECTIONS} <= {paper.title for paper in papers}
     for paper in papers:
         assert {
             f"{kind} {number}"
             for kind, most in EXHIBITS[paper.title].items()
             for number in range(1, most + 1)
         } <= {re.sub(r"(\d)[abc]$", r"\1", name) for name in paper.exhibits}
-    inputs = {LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, TABLES, TIMES}
+    inputs = {LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES}
     known = {*inputs, *load_paper_plan(PAPERS).recordings}
     assert {name for section in SECTIONS for name in section.study.needs} <= known
 
@@ -148,13 +167,15 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
 ) -> None:
     section = PaperSection(
         Study("lengths-2", ("greedy",), pd.DataFrame),
-        "A paper",
-        "Fig. 2",
-        "Lengths",
-        "nine.",
-        "another pair.",
         lambda table: Section(key="", svg="<svg/>", shown=cells.everything(table)),
         lambda table: verdict(table["length"] > 5, "4 and 7 against 9."),
+        SectionWords(
+            paper="A paper",
+            source="Fig. 2",
+            title="Lengths",
+            reported="nine.",
+            setting="another pair.",
+        ),
     )
     studied = {"lengths-2": pd.DataFrame({"length": [4, 7]})}
     page, files = papers_page(result, [PAPER], "specdec lab papers", studied, [section])

@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from research.papers import replayed
-from research.papers.result import PapersResult
 from research.papers.sections.replayed import REPLAYED
-from research.papers.studies import OWN_HEADS, TABLES, TIMES, DecodedPrompts
+from research.papers.studies import OWN_HEADS, PAIR, TIMES
 from specdec_core.config import Configuration, parse
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.replay import Replay
@@ -88,13 +87,8 @@ def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy):
     assert table.loc["UCBSpec", "bound"] == pytest.approx(ucb)
 
 
-def decoded(spec):
-    result = PapersResult.model_construct(pair=spec)
-    return DecodedPrompts(result, {})
-
-
 def test_every_section_is_drawn_from_its_table(greedy, tiny_spec):
-    inputs = {"greedy": greedy, TIMES: PROFILE, TABLES: decoded(tiny_spec), OWN_HEADS: {}}
+    inputs = {"greedy": greedy, TIMES: PROFILE, PAIR: tiny_spec, OWN_HEADS: {}}
     for section in REPLAYED:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         shown = section.section(table)

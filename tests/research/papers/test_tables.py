@@ -187,17 +187,12 @@ def test_the_page_has_every_table_the_findings_and_what_differs(result, tmp_path
     assert "<b>0.500</b>" in html
 
 
-def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(result):
+def test_findings_compare_with_the_best_chain(result):
     lines = findings(result)
     (best,) = [line for line in lines if line.startswith("sums: fastest")]
     assert "fastest is UCBSpec, " in best  # not the lossy one
     assert "2.00× (1.75–2.25) autoregressive decoding and 1.02× (1.0" in best
     assert "the best plain chain (medium, K=4)" in best
-    (bandit,) = [line for line in lines if line.startswith("code: against the best arm")]
-    assert "PLD (prompt lookup 3/10): UCBSpec 1.00× (" in bandit
-    assert bandit.endswith("a tie.")
-    assert not any(line.startswith("sums: against") for line in lines)  # one arm is unknown there
-    assert lines[-1] == "code: λ of the highest ratio: Chain at 4 (1.95×)."
 
 
 def test_a_gap_beyond_the_rounding_of_its_forward_is_told_as_a_fault(result):
@@ -327,12 +322,3 @@ def test_times_that_decodings_do_not_determine_are_left_out(frontier):
     times = frontier.forward_times("rates").set_index("setting")
     assert times.index[times["t_target"].notna()].tolist() == ["fixed"]
     assert set(times["refused"]) == {"", "too few or equal decodings"}
-
-
-def test_the_best_of_a_family_is_held_against_the_best_chain(frontier):
-    (line,) = [line for line in findings(frontier) if "against the best fixed K" in line]
-    product, chains = frontier.measured[-1], frontier.measured[1:-1]
-    best = max(chains, key=lambda m: m.timing.tokens_per_second)
-    ratio = product.timing.over(best.timing)
-    assert f"Product, 0.3 ({product.configuration.label}) {ratio.value:.2f}×" in line
-    assert f"({best.configuration.label})" in line

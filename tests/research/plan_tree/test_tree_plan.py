@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from research.plan_tree.tree_plan import (
-    KConfigurations,
     PlannedTree,
     StaticTrees,
     expected_accepted,
@@ -70,23 +69,6 @@ def test_no_tree_is_better_than_the_planned_one(acceptance, depth):
         assert planned.depth <= depth
 
 
-@pytest.mark.parametrize("acceptance", RATES)
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_no_k_configuration_is_better_than_the_planned_one(acceptance, depth):
-    trees = KConfigurations(acceptance, 14, depth)
-    for nodes in (1, 2, 5, 9, 14):
-        best = max(
-            uniform_tree(acceptance, branching).expected
-            for branching in branchings(nodes, depth, len(acceptance))
-        )
-        planned = trees.tree(nodes, depth)
-        assert planned.branching is not None
-        assert planned.expected == pytest.approx(best)
-        assert trees.values[depth, nodes] == pytest.approx(best)
-        assert planned.nodes <= nodes
-        assert planned.depth <= depth
-
-
 def test_a_k_configuration_is_the_tree_that_its_numbers_say():
     tree = uniform_tree([0.5, 0.2, 0.1, 0.05], (4, 2, 2, 1))
     assert tree.children == ((4,), (2,) * 4, (2,) * 8, (1,) * 16)
@@ -103,9 +85,8 @@ def test_the_grid_has_every_configuration_within_its_bounds_once():
 
 @pytest.mark.parametrize("acceptance", [[], [0.8, 0.4], [0.5, -0.1], [[0.5]]])
 def test_rates_that_are_none_are_refused(acceptance):
-    for trees in (KConfigurations, StaticTrees):
-        with pytest.raises(ValueError, match="acceptance rates"):
-            trees(acceptance, 4, 2)
+    with pytest.raises(ValueError, match="acceptance rates"):
+        StaticTrees(acceptance, 4, 2)
 
 
 def test_an_uneven_tree_has_no_branching():
