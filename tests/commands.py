@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 from specdec_core.config import PairSpec
+from specdec_core.search.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,42 @@ def plan_file(folder: Path, name: str = "sweep", **plan: object) -> Path:
     return path
 
 
+def sweep_plan(spec: PairSpec, prompts: Path, /, **changes: object) -> Plan:
+    """The plan of a sweep that times three finalists twice; `changes` replace parts of it."""
+    content = {"pair": spec.model_dump(), "prompts": {"source": str(prompts)}, **QUICK}
+    return Plan.model_validate({**content, "finalists": 3, "repeats": 2, **changes}).resolve()
+
+
+def server_plan(folder: Path, spec: PairSpec, prompts: int, limit: int | None = None) -> Path:
+    """The file of a plan that sweeps a server's chains and trees under two clients."""
+    source = prompts_file(folder, [f"x{n} = {n} +" for n in range(prompts)])
+    fixed = {"kind": "fixed", "max_tokens": [2, 3]}
+    return plan_file(
+        folder,
+        pair=spec.model_dump(mode="json"),
+        prompts={"source": str(source), "limit": limit},
+        max_new_tokens=8,
+        workload={"clients": [2], "requests": 4},
+        search=[
+            {"drafter": {"kind": "draft_model", "policy": fixed}},
+            {"drafter": {"kind": "tree", "branching": [2, 1]}},
+        ],
+        live={"finalists": 1, "repeats": 1, "requests": 4, "within": 0.9},
+    )
+
+
 def hardware_file(folder: Path, target: float = 0.1, draft: float = 0.001) -> Path:
     """A file that `--hardware` takes: what forwards cost on another machine, in seconds."""
     path = folder / "hardware.json"
     path.write_text(json.dumps({"name": "far away", "target": target, "drafts": {"*": draft}}))
     return path
+
+
+def ran(*command: object, **options: Any) -> str:
+    """What a process printed that ended well."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def wait_until(done: Callable[[], object], seconds: float = 120) -> None:

@@ -12,15 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedTokenizerFast,
-)
 
 from specdec_core.config import PairSpec, RunnerSettings, Sampling
 from specdec_core.drafting.heads.card import HeadCard, HeadKind
@@ -99,7 +93,7 @@ in, pe c, ar get, i d, p air, Ġt iny, a d, c t, h e, i on, i mp, l ders, o lder
 """
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE with a few merges."""
     merges = [tuple(pair.split()) for pair in MERGES.split(",")]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -108,7 +102,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
+    )
 
 
 CHAT_TEMPLATE = (
@@ -117,7 +113,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> transformers.PreTrainedTokenizerFast:
     """The same with a chat template, and with a token that begins every text."""
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token = begin = "<|endoftext|>"
@@ -142,9 +138,20 @@ def save_random_head(
     save_head(build_head(kind, hidden, 10, depth=card.depth, width=8), card, folder)
 
 
-def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausalLM:
+# Of models of any family.
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+
+
+def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> transformers.LlamaForCausalLM:
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -157,7 +164,7 @@ def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausa
         eos_token_id=0,
         bos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +203,7 @@ def longrope_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Phi-3 whose positions change, all at once, in a text of more than 64 tokens."""
     torch.manual_seed(0)
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    config = Phi3Config(
+    config = transformers.Phi3Config(
         vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
         max_position_embeddings=256, original_max_position_embeddings=64,
@@ -204,7 +211,7 @@ def longrope_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pad_token_id=0, bos_token_id=None, eos_token_id=0,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("longrope")
-    Phi3ForCausalLM(config).save_pretrained(folder)
+    transformers.Phi3ForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

@@ -1,6 +1,8 @@
 """An observer that keeps what it hears, for tests of long work."""
 
 from specdec_core.base.observer import Observer
+from specdec_core.search.observer import SweepObserver
+from specdec_core.search.results import Trial
 
 
 class Heard(Observer):
@@ -20,3 +22,14 @@ class Heard(Observer):
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
+
+
+class HeardSweep(Heard, SweepObserver):
+    """`finished` are the ids of the trials that were timed or counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finished: list[str] = []
+
+    def trial_finished(self, trial: Trial) -> None:
+        self.finished.append(trial.id)

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.commands import ROOT, ran
+
 PACKAGES = ("specdec_core", "cluster", "dashboards", "jobs")
 
 
@@ -16,9 +16,7 @@ def run(*command, folder):
     """What a command prints, in a folder and an environment that know nothing of the checkout."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "RAY_ADDRESS")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return ran(*command, cwd=folder, env=environment)
 
 
 @pytest.mark.long

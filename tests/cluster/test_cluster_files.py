@@ -24,9 +24,8 @@ from jobs.cli import COMMANDS, command, studies, study
 from jobs.serve import Arguments
 from specdec_core.config import parse
 from specdec_core.servers.process import free_port
-from tests.commands import wait_until
+from tests.commands import ROOT, wait_until
 
-ROOT = Path(__file__).parents[2]
 FILES = ROOT / "cluster"
 MANIFESTS = sorted((FILES / "kuberay").glob("*.yaml"))
 KINDS = {

@@ -17,9 +17,8 @@ from mlflow import MlflowClient
 from ray.cluster_utils import Cluster
 
 from specdec_core.search.results import SweepResult
-from tests.commands import plan_file, prompts_file, wait_until
+from tests.commands import ROOT, plan_file, prompts_file, wait_until
 
-ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = 16
 TRIAL = "ResourceTrainable"  # what Tune calls a trial that says what it needs
 

@@ -1,22 +1,38 @@
-"""A target split over nodes, with a draft on a third one, decodes as one in this process does."""
+"""Targets on GPUs and nodes, and drafts on others or in actors, decode as in one process."""
 
+import json
 import os
+import re
 import signal
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
+from threading import Thread
+from typing import Any
 
+import psutil
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
+from cluster import autoscaling
+from cluster.draft_actor import Draft, PlacedDraft
 from cluster.placed_engine import placed_engine
-from cluster.placement import Placement
-from cluster.session import QUIET, ray_session
+from cluster.placement import Placement, place
+from cluster.session import QUIET, ray_session, resources
+from cluster.sweep.run import run_sweep
+from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
+from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
+from specdec_core.search.plan import Plan
+from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
-from tests.configurations import PEARL
+from tests.cluster import fake_gpus
+from tests.commands import QUICK, prompts_file
+from tests.configurations import PEARL, drafting
 
 
 @pytest.fixture
@@ -70,3 +86,228 @@ def test_a_target_on_two_nodes_with_its_draft_on_a_third_loses_nothing_with_a_sh
 ):
     with ProcessPoolExecutor(1, get_context("spawn")) as driver:
         driver.submit(decode, three_nodes, tiny_spec).result()
+
+
+HEAD_ID = "f" * 56
+
+
+def started(head):
+    return Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+
+
+def in_a_process(function):
+    """A driver of its own, as other tests' Ray may run in this one."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as driver:
+        driver.submit(function).result()
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def four_gpus(quiet):
+    """The address of a cluster with four GPUs, and CPU cores beside three of them."""
+    cluster = started({"num_cpus": 3, "num_gpus": 4})
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def decode_on_gpus(address, spec, notes):
+    os.environ[fake_gpus.NOTES] = str(notes)
+    fake_gpus.install()
+    environment = {
+        "worker_process_setup_hook": "tests.cluster.fake_gpus.install",
+        "env_vars": {fake_gpus.NOTES: str(notes)},
+    }
+    ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+    with pytest.raises(UserError, match=r"4 GPUs needed .* has 3 GPUs on one node, counting those"):
+        place(Placement.model_validate({"target": {"devices": 3}}))
+    for configuration, sees in [(PEARL, False), (drafting("draft_model"), True)]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3" if sees else ""
+        with placed_engine(spec, configuration, Limits(1), Placement()) as engine:
+            prompt = tuple(engine.pair.tokenizer("def main():")["input_ids"])
+            [generation] = engine.generate([Request("a", prompt, 8)])
+            assert len(generation.tokens) == 8
+        by_process = fake_gpus.touched(notes)
+        assert os.getpid() not in by_process, "this process has reserved no GPU"
+        assert len(by_process) == 2, "draft and target"
+        assert sorted(map(len, by_process.values())) == [1, 1], "each sees its own alone"
+        assert len({*by_process.values()}) == 2
+
+
+@pytest.mark.long
+def test_every_model_runs_on_the_gpu_that_was_reserved_for_it(four_gpus, tiny_spec, tmp_path):
+    in_a_process(partial(decode_on_gpus, four_gpus, tiny_spec, tmp_path / "notes"))
+
+
+@pytest.fixture
+def growing(quiet, tmp_path, monkeypatch):
+    """The address of a cluster of one core whose autoscaler may add two nodes of two GPUs."""
+    address = f"{ray.util.get_node_ip_address()}:{(port := free_port())}"
+    nodes = {
+        "head": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+        "gpu": {"resources": {"CPU": 2, "GPU": 2}, "node_config": {}, "max_workers": 2},
+    }
+    provider = {"type": "fake_multinode", "gcs_address": address, "use_node_id_as_ip": True}
+    commands = ["setup_commands", "initialization_commands", "rsync_exclude", "rsync_filter"]
+    commands += [f"{kind}_start_ray_commands" for kind in ("head", "worker")]
+    commands += [f"{kind}_setup_commands" for kind in ("head", "worker")]
+    config: dict[str, Any] = {
+        "cluster_name": "growing",
+        "provider": provider,
+        "available_node_types": nodes,
+        "head_node_type": "head",
+        "max_workers": 2,
+        "upscaling_speed": 10,
+        "idle_timeout_minutes": 60,
+        "auth": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        **{name: [] for name in commands},
+    }
+    (tmp_path / "cluster.json").write_text(json.dumps(config))
+    monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
+    monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+    monkeypatch.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", HEAD_ID)
+    head = {"num_cpus": 1, "gcs_server_port": port}
+    cluster = started({**head, "autoscaling_config": str(tmp_path / "cluster.json")})
+    monkeypatch.delenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING")
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+        for process in psutil.process_iter(["cmdline"]):  # the nodes that the autoscaler added
+            if any(re.search(rf"{address}\b", word) for word in process.info["cmdline"] or ()):
+                process.kill()
+
+
+def grow(address):
+    os.environ["RAY_ADDRESS"] = address
+    autoscaling.ANSWER = 8.0
+    with ray_session():
+        assert resources(1, "auto") == {"CPU": 1, "GPU": 1}
+        placed = place(Placement.model_validate({"target": {"devices": 2}}))
+        assert placed.kind == "GPU"
+        assert len({node["NodeID"] for node in ray.nodes()}) == 3
+        placed.remove()
+        with pytest.raises(UserError, match=r"9 GPUs needed .* and its autoscaler adds none"):
+            place(Placement.model_validate({"target": {"devices": 8}}), wait=1)
+
+
+@pytest.mark.long
+def test_gpus_that_the_autoscaler_adds_are_waited_for_and_others_are_refused(growing):
+    in_a_process(partial(grow, growing))
+
+
+def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
+    placed = place(Placement.model_validate({"target": {"devices": 1}}))
+    draft = PlacedDraft(placed, tiny_pair.spec)
+    try:
+        link = draft.wait()
+        request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), 240)
+        [expected] = Engine(tiny_pair).generate([request])
+        engine = Engine(tiny_pair, PEARL, open_link=lambda: link)
+        engine.add(request)
+        killed, finished = False, None
+        assert engine.drafter.prepare(60)
+        while finished is None:
+            (chunk,) = engine.step()
+            finished = chunk.finished
+            if TokenOrigin.DRAFT in chunk.origins and not killed:
+                os.kill(draft.pid, signal.SIGKILL)
+                killed = True
+        assert killed
+        assert finished.tokens == expected.tokens
+        assert TokenOrigin.DRAFT in finished.origins
+        assert engine.drafter.prepare(60)  # Ray has brought it back
+        [again] = engine.generate([request])
+        assert again.tokens == expected.tokens
+        assert TokenOrigin.DRAFT in again.origins
+        assert link.number == 2
+    finally:
+        draft.close()
+        placed.remove()
+
+
+def test_a_draft_killed_on_its_device_costs_a_synchronous_drafter_no_token(ray_running, tiny_pair):
+    request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), 64)
+    [expected] = Engine(tiny_pair).generate([request])
+    placement = Placement()
+    with placed_engine(tiny_pair.spec, drafting("draft_model"), Limits(1), placement) as engine:
+        engine.add(request)
+        for _ in range(3):
+            [chunk] = engine.step()
+        draft, target = engine.pair.draft, engine.pair.group
+        assert {TokenOrigin.DRAFT} <= {*chunk.origins}
+        assert draft.pid != target.facts[0].pid
+        os.kill(draft.pid, signal.SIGKILL)
+        origins = []
+        while not engine.idle:
+            for chunk in engine.step():
+                origins += chunk.origins
+        assert chunk.finished.tokens == expected.tokens
+        assert TokenOrigin.DRAFT in origins
+        assert (draft.group.rebuilt, target.rebuilt) == (1, 0)
+
+
+def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(tiny_pair):
+    draft, link = object.__new__(Draft), SocketLink("127.0.0.1")
+    draft.drafts = tiny_pair
+    address = ("127.0.0.1", link.port, link.key)
+    serving = Thread(target=draft.draft_for, args=address, daemon=True)
+    serving.start()
+    try:
+        assert link.wait(30)
+        link._lose()  # as an engine does that takes it for lost
+        assert link.wait(30)
+        assert link.number == 2
+    finally:
+        link.close()
+    serving.join(30)
+    assert not serving.is_alive()
+
+
+CASCADE = {"kind": "cascade"}
+SWEEP = QUICK | {
+    "max_new_tokens": 16,
+    "search": [
+        {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}},
+        {"drafter": {"kind": "pearl", "drafter": {"kind": "draft_model"}, "wait": [0, None]}},
+        {"drafter": {"kind": "hybrid", "otherwise": {"kind": "pearl", "drafter": CASCADE}}},
+    ],
+}
+
+
+@pytest.mark.long
+def test_a_sweep_times_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
+    prompts = prompts_file(tmp_path, ["def main():"])
+    pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
+    plan = Plan.model_validate(
+        {**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()}
+    ).resolve()
+    result, _ = run_sweep(plan, tmp_path)
+    timed = {result.trial(t.config_id).configuration: t for t in result.timings}
+    assert sum(configuration.asynchronous for configuration in timed) == 3
+    assert len(timed) == 4
+    assert all(timing.differing_outputs == 0 for timing in timed.values())
+    assert len(result.trials) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "--cluster"),
+        ({"cluster": {"draft": {"devices": 0}}}, "a placement that has one for the draft"),
+        ({"cluster": Placement(), "method": "optuna", "trials": 3}, "no method optuna"),
+    ],
+    ids=["no devices", "none for the draft", "optuna"],
+)
+def test_a_sweep_that_cannot_time_pearl_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        Plan.model_validate({**SWEEP, **changes}).resolve()

@@ -1,6 +1,7 @@
-"""A recording of a server's answers is the recording that the target's weights give."""
+"""Servers are recorded and certified over HTTP."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -8,20 +9,19 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Message
 
+from cluster.certified_server import WEIGHTS, check_running
 from cluster.recording import run_recording
 from cluster.serving.http.service import Service
-from jobs import export
+from jobs import certify, export
+from specdec_core import config
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    AUTOREGRESSIVE,
-    Configuration,
-    PairSpec,
-    RunnerSettings,
-    Sampling,
-    parse,
-)
-from specdec_core.engine import Engine
+from specdec_core.base.observer import Observer
+from specdec_core.engine import Engine, Request
+from specdec_core.evidence.certificate.certificate import find_certificate
+from specdec_core.evidence.certificate.certify import Extent
+from specdec_core.evidence.certificate.served import Asked, Reference, Speculated, compared_greedy
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.prompts.prompt import Prompt
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
@@ -29,8 +29,9 @@ from specdec_core.recordings.schema import OF_LOGITS
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.process import running
-from tests.commands import config_file, hardware_file, printed, prompts_file
-from tests.local_server import LocalServer, fleet_of, server_of
+from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
+from tests.local_server import LocalServer, engine_server, fleet_of, server_of
+from tests.specdec_core.kinds import chain, configured
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(10)]
@@ -49,7 +50,7 @@ DRAFTERS = [
 
 def served(pair, name="tiny"):
     """The target of a pair behind our HTTP application."""
-    return server_of(Service(fleet_of(Engine(pair, AUTOREGRESSIVE, 4)), name))
+    return server_of(Service(fleet_of(Engine(pair, config.AUTOREGRESSIVE, 4)), name))
 
 
 class OpenAiAlone:
@@ -114,7 +115,7 @@ def test_it_holds_the_same_tokens_and_replays_the_same_counts(recording, plan, t
         for name in OF_LOGITS & {*ours.column_names}:
             assert ours[name].null_count == len(ours)
     for drafter in DRAFTERS:
-        option = parse(Configuration, {"drafter": drafter}, "test")
+        option = config.parse(config.Configuration, {"drafter": drafter}, "test")
         counts = [Replay(each).run(option).counts for each in (recording, local)]
         assert counts[0] == counts[1], drafter
 
@@ -162,9 +163,13 @@ def test_another_model_or_another_answer_is_refused(recording, plan, tiny_pair, 
 @pytest.mark.parametrize(
     ("change", "address", "message"),
     [
-        ({"sampling": Sampling(temperature=1.0)}, {}, "sampling needs the target's logits"),
+        ({"sampling": config.Sampling(temperature=1.0)}, {}, "sampling needs the target's logits"),
         (
-            {"pair": PairSpec(target="bundled:target", drafts={"head": "bundled:smollm2-eagle"})},
+            {
+                "pair": config.PairSpec(
+                    target="bundled:target", drafts={"head": "bundled:smollm2-eagle"}
+                )
+            },
             {},
             "draft head is an EAGLE head, which reads the target's",
         ),
@@ -182,8 +187,8 @@ def test_what_a_server_cannot_give_is_one_line(plan, url, tmp_path, change, addr
 
 def test_answers_without_token_ids_are_tokenised():
     """A server may have written the same text with other tokens."""
-    runner = RunnerSettings(target_dtype="float32", max_length=128)
-    pair = load_pair(PairSpec(drafts={}, runner=runner))
+    runner = config.RunnerSettings(target_dtype="float32", max_length=128)
+    pair = load_pair(config.PairSpec(drafts={}, runner=runner))
     tokenizer, ends = pair.tokenizer, pair.eos_token_ids
     equal = 0
     with (
@@ -207,3 +212,99 @@ def test_a_text_that_does_not_give_its_tokens_is_refused(tiny_pair):
         server = AnswerServer(url, tokenizer, tiny_pair.eos_token_ids)
         with pytest.raises(UserError, match="the target's tokenizer does not give the same text"):
             server.complete(tokenizer(PROMPTS[0])["input_ids"], 8)
+
+
+CERTIFIED_CHAIN = configured(chain(max_tokens=4))
+TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
+SHORT = ["--limit", "1", "--max-new-tokens", "8"]
+CERTIFIED_PROMPTS = [Prompt(text, text) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def urls(tiny_pair):
+    """Our own server with speculation, and without."""
+    with (
+        running(engine_server(tiny_pair, CERTIFIED_CHAIN, 4)) as speculating,
+        running(engine_server(tiny_pair, config.AUTOREGRESSIVE, 4)) as plain,
+    ):
+        yield speculating, plain
+
+
+def checks_of(urls, spec, texts, weights):
+    speculating, plain = (ServerAddress(url=url) for url in urls)
+    extent = Extent(max_new_tokens=24, texts=texts)
+    against = None if weights else plain
+    return check_running(speculating, against, spec, CERTIFIED_PROMPTS, extent, Observer())
+
+
+def test_a_lossless_server_gets_a_certificate(urls, tiny_spec, command, tmp_path):
+    chosen = config.PairConfiguration(pair=tiny_spec, configuration=CERTIFIED_CHAIN)
+    options = ["--config", chosen.save(tmp_path / "c.yaml"), "--quick"]
+    options += ["--prompts", prompts_file(tmp_path, TEXTS), "--server", urls[0]]
+    done = command(certify.main, tmp_path, *options, "--against", urls[1])
+    assert done.returncode == 0, done
+    assert "0 differ" in done.stdout
+    assert "preferred by the draft" in done.stdout
+    assert find_certificate(tiny_spec, CERTIFIED_CHAIN) is None  # of our engine nothing was shown
+    key = re.sub(r"\W+", "-", urls[0])
+    certificate = find_certificate(tiny_spec, CERTIFIED_CHAIN, key)
+    assert certificate.server.reference == urls[1]
+    assert certificate.server.version
+    assert certificate.checks.speed is None
+    assert certificate.checks.greedy.tokens > 100
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["server", "weights"])
+def test_drawing_at_a_wrong_temperature_is_found(urls, tiny_spec, monkeypatch, weights):
+    """As vLLM's build for CPUs does when it speculates."""
+
+    def colder(logits, samplings):
+        return (logits.float() / 0.6).softmax(dim=-1)
+
+    monkeypatch.setattr("specdec_core.engine.judging.distributions", colder)
+    found = checks_of(urls, tiny_spec, 8, weights)
+    assert (found.server.reference == WEIGHTS) == weights
+    assert found.checks.failures == ("distribution",)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margin", "passed"),
+    [("float32", 0.01, False), ("bfloat16", 0.01, True), ("bfloat16", 2.0, False)],
+)
+def test_in_short_types_near_ties_may_differ(dtype, margin, passed):
+    asked = Asked([Request("one", (1, 2), 3), Request("two", (1,), 3)], [])
+    found = Speculated([[5, 6, 7], [5, 6, 7]], [])
+    reference = Reference([[5, 6, 7], [5, 9, 7]], lambda tokens, preferred, other: margin)
+    greedy = compared_greedy(found, reference, asked, dtype, clients=2)
+    assert (greedy.differing, greedy.passed) == (1, passed)
+    assert "prompt two, token 1: 6 in place of 9" in greedy.first
+
+
+def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair):
+    asked = Asked([Request("one", (1, 2, 1, 2, 1), 8)], [])
+    speculating, plain = (
+        AnswerServer(url, tiny_pair.tokenizer, tiny_pair.eos_token_ids) for url in urls
+    )
+    assert Speculated.of(speculating, asked, 1, Observer()).greedy
+    with pytest.raises(UserError, match="drafts no candidate tokens"):
+        Speculated.of(plain, asked, 1, Observer())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--against", "http://127.0.0.1:9"], "--against needs --server"),
+        (["--dtype", "float32"], "--dtype needs --engine or --server"),
+        (["--engine", "vllm", "--server", "http://127.0.0.1:9"], "give it or --server"),
+        (["--engine", "sglang"], "it has no server that this library starts"),
+        (
+            ["--server", "http://127.0.0.1:9", "--against", "http://127.0.0.1:9/v1"],
+            "this is --server",
+        ),
+        (["--server", "http://127.0.0.1:9", *SHORT], "http://127.0.0.1:9: does not answer"),
+    ],
+)
+def test_wrong_options_are_refused(command, tmp_path, tiny_spec, options, message):
+    chosen = config.PairConfiguration(pair=tiny_spec, configuration=CERTIFIED_CHAIN)
+    done = command(certify.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)
+    assert_refused(done, message)

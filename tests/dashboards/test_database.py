@@ -21,9 +21,8 @@ from jobs.console import console, print_runs_page
 from specdec_core.base.errors import UserError
 from specdec_core.base.uris import sqlite_uri, without_passwords
 from specdec_core.servers.process import free_port
-from tests.commands import started
+from tests.commands import ROOT, started
 
-ROOT = Path(__file__).parents[2]
 ODD = ["a%2Fb what? {50%}", "a:b@c #é %20"]
 CONNECT = ("-c", "from dashboards.store import connect; connect()")
 EARLIER = "451aebb31d03"  # a schema of MLflow's first versions

@@ -1,8 +1,8 @@
-"""The manual builds without a broken link, and its reference has every command and kind."""
+"""The manual builds without a broken link, and the code of the guides runs."""
 
+import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,21 +12,14 @@ from jobs.cli import COMMANDS
 from specdec_core.config import PairConfiguration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.search.plan import load_plan
-
-ROOT = Path(__file__).parents[2]
+from tests.commands import ROOT, ran
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
+    command = sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder
+    ran(*command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     return folder
 
 
@@ -70,3 +63,56 @@ def test_the_readme_names_no_file_that_is_not_there():
     assert len(named) >= 15
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert len(text.splitlines()) <= 150
+
+
+GUIDES = ROOT / "docs" / "guides"
+# A file has a title that ends in its suffix; what stands under any other title is only shown.
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+# Runs the code of each page, in the page's folder.
+PROGRAM = """
+import json, os, sys
+for folder, code in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    exec(compile(code, folder, "exec"), {"__name__": "__main__"})
+"""
+
+
+def blocks(page):
+    """Language, title and content of the code on a page."""
+    return BLOCK.findall((GUIDES / page).read_text())
+
+
+def write_files(page, folder):
+    """Write what the page says are files; returns the environment to use them in."""
+    for _, title, content in blocks(page):
+        if "." in title:
+            (folder / title).write_text(content)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "SPECDEC_HOME": str(folder / "home")}
+
+
+def test_the_code_of_the_guides_runs(tmp_path):
+    pages = []
+    for page in ("add-a-policy.md", "add-a-drafter.md", "add-a-figure.md", "add-a-server.md"):
+        folder = tmp_path / page
+        folder.mkdir()
+        environment = write_files(page, folder)
+        code = [
+            text for language, title, text in blocks(page) if (language, title) == ("python", "")
+        ]
+        assert len(code) >= 2
+        pages.append((str(folder), "\n".join(code)))
+    ran(sys.executable, "-c", PROGRAM, json.dumps(pages), env=environment)
+
+
+@pytest.mark.long
+def test_the_command_of_a_guide_runs(tmp_path):
+    """In all of Ray's processes, too, the kind is known."""
+    environment = write_files("add-a-policy.md", tmp_path)
+    [command] = [
+        content for language, _, content in blocks("add-a-policy.md") if language == "bash"
+    ]
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    command = command.replace("PYTHONPATH=. ", "")  # here the checkout's own code goes with it
+    assert "margin" in ran("bash", "-c", command, cwd=tmp_path, env=environment)

@@ -3,30 +3,22 @@
 import os
 import re
 import runpy
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
+from tests.commands import ROOT, ran
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
 def run(name, *arguments):
     """What the example prints."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return ran(sys.executable, EXAMPLES / name, *arguments, env=environment)
 
 
 def test_the_examples_write_what_the_target_would_in_fewer_forwards(capsys):

@@ -1,7 +1,6 @@
 """`specdec` finds every job and starts quickly; `specdec demo` knows its models."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from jobs.fetch import MODELS
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Header
 from specdec_core.search.plan import load_plan
+from tests.commands import ran
 
 
 def test_the_list_of_commands_needs_no_heavy_import():
@@ -25,12 +25,11 @@ def test_the_list_of_commands_needs_no_heavy_import():
         "heavy = {'torch', 'ray', 'mlflow', 'transformers', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    said = ran(sys.executable, "-c", script)
     listed = {name.split()[0] for name in COMMANDS} | {"lab"}
     assert len(listed) <= 16
     for name in listed:
-        assert name in done.stdout
+        assert name in said
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *(f"lab {name}" for name in studies())])

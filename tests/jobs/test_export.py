@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import yaml
 
 from jobs import export
 from specdec_core.config import PairConfiguration, PairSpec, Sampling
-from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.location import located
@@ -21,8 +19,9 @@ from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
+from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file, ran
 from tests.jobs.conftest import record_prompts
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(
@@ -145,14 +144,8 @@ def test_a_recording_under_the_configurations_sampling_is_preferred(tiny_pair, h
 
 
 def test_the_fastest_of_all_is_found_by_the_servers_own_times(exported, home, tmp_path):
-    times = Profile(
-        target=ForwardCost.constant(0.1),
-        drafts={"draft": ForwardCost.constant(0.001)},
-        device="cpu, vllm",
-        target_dtype="float32",
-        draft_dtype="float32",
-        proposals={"draft draft": 10.0},  # its draft chains take so long that nothing pays there
-    )
+    # Its draft chains take so long that nothing pays there.
+    times = constant_profile(0.1, 0.001, device="cpu, vllm", proposals={"draft draft": 10.0})
     methods = []
     for name, profile in (
         ("slow", times),
@@ -194,14 +187,8 @@ def read_by_vllm(pair, folders, *shown):
         "    read = args.create_engine_config().speculative_config\n"
         f"    print('read', read.method, *[getattr(read, name) for name in {shown!r}])\n"
     )
-    done = subprocess.run(
-        [str(VENV / "bin" / "python"), "-c", program, *map(str, folders)],
-        env=inherited_environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
+    command = VENV / "bin" / "python", "-c", program, *folders
+    lines = ran(*command, env=inherited_environment()).splitlines()
     return [line.removeprefix("read ") for line in lines if line.startswith("read ")]
 
 

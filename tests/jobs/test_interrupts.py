@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -19,7 +18,6 @@ from tests.commands import QUICK, plan_file, prompts_file, started
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 INTERRUPTS = int(os.environ.get("INTERRUPTS", 4))
 PAIRS = int(os.environ.get("PAIRS", 2))
 ENDING = 120.0  # seconds that a command may take to end after Ctrl-C

@@ -4,7 +4,6 @@ import hashlib
 import shutil
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import openai
 import pytest
@@ -21,9 +20,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.servers.process import free_port
-from tests.commands import config_file
+from tests.commands import ROOT, config_file
 
-ROOT = Path(__file__).parents[2]
 Refused = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("ray_running")

@@ -188,15 +188,20 @@ def test_a_stop_drains_and_leaves_nothing(start, number, target, clients, option
     assert server.processes() == []
 
 
+def assert_ends(server):
+    """Its group is terminated, and no process is left."""
+    os.killpg(server.process.pid, signal.SIGTERM)
+    assert server.process.wait(90) == 0
+    assert server.processes() == []
+
+
 @pytest.mark.long
 def test_nohup_keeps_it_from_the_terminals_end_alone(start):
     server = start(before=("nohup",))
     os.killpg(server.process.pid, signal.SIGHUP)
     sleep(1)
     assert server.status() == 200
-    os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.process.wait(90) == 0
-    assert server.processes() == []
+    assert_ends(server)
 
 
 @pytest.mark.long
@@ -227,9 +232,7 @@ def test_a_process_that_is_started_again_does_not_disturb_the_stop(start, name):
     for client in asking:
         client.join(60)
         assert client.whole or name == "ServeReplica"
-    os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.process.wait(90) == 0
-    assert server.processes() == []
+    assert_ends(server)
 
 
 @pytest.mark.long
@@ -245,6 +248,4 @@ def test_another_program_that_was_started_again_ends_with_the_command(start, nam
     for client in asking:
         client.join(60)
         assert not client.whole
-    os.killpg(server.process.pid, signal.SIGTERM)
-    assert server.process.wait(90) == 0
-    assert server.processes() == []
+    assert_ends(server)

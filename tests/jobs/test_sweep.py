@@ -1,7 +1,6 @@
 """`specdec sweep` survives Ctrl-C and kill -9 without repeating work, and refuses bad input."""
 
 import signal
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,6 +14,7 @@ from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.results import SweepResult
 from tests.commands import (
     QUICK,
+    ROOT,
     assert_refused,
     hardware_file,
     plan_file,
@@ -24,8 +24,6 @@ from tests.commands import (
 )
 from tests.jobs.conftest import record_prompts
 from tests.registered import runs_in
-
-ROOT = Path(__file__).parents[2]
 
 
 def finished_trials(home):

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 from time import monotonic, sleep
 
 import httpx
@@ -14,10 +13,10 @@ import pytest
 import yaml
 
 from specdec_core.servers.process import free_port, running
+from tests.commands import ROOT
 from tests.configurations import CHAIN
 from tests.local_server import engine_server
 
-ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "dashboards" / "grafana"
 http = httpx.Client(timeout=30)
 

@@ -1,6 +1,9 @@
-"""A real Ray Serve application answers the openai client, and refuses bad input in its terms."""
+"""A deployment serves what one engine writes, with one replica or several."""
 
+import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import httpx
@@ -9,20 +12,18 @@ import psutil
 import pytest
 from ray import serve
 
-from cluster.serving.deployment import (
-    check_cores,
-    check_port,
-    check_servable,
-    deployment_of,
-    serving,
-)
+from cluster.serving import deployment
+from cluster.serving.control import find_server
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Placement
+from specdec_core.config import Configuration, Placement, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.servers.process import free_port
-from tests.commands import wait_until
+from tests.commands import children, wait_until
 from tests.configurations import BANDIT, FOUR, drafting
 
 MODEL = "tiny"
@@ -34,8 +35,8 @@ http = httpx.Client(timeout=60)  # nothing here is about speed
 
 @pytest.fixture(scope="module")
 def url(ray_running, tiny_spec):
-    start = Start(deployment_of(tiny_spec, FOUR), MODEL, Limits(2))
-    with serving(start, port=free_port()) as url:
+    start = Start(deployment.deployment_of(tiny_spec, FOUR), MODEL, Limits(2))
+    with deployment.serving(start, port=free_port()) as url:
         yield url
     serve.shutdown()  # the next server has a port of its own
 
@@ -118,28 +119,151 @@ def test_a_client_that_leaves_frees_its_slots(url):
 def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
     with pytest.raises(UserError, match="--cluster"):
-        check_servable(tiny_spec, beside)
-    check_servable(tiny_spec, beside, Placement())
-    check_servable(tiny_spec, BANDIT)
+        deployment.check_servable(tiny_spec, beside)
+    deployment.check_servable(tiny_spec, beside, Placement())
+    deployment.check_servable(tiny_spec, BANDIT)
     for other in (drafting("draft_model", draft="other"), drafting("bandit", arms=[1, OTHER])):
         with pytest.raises(UserError, match="draft 'other'"):
-            check_servable(tiny_spec, other)
+            deployment.check_servable(tiny_spec, other)
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
-        check_servable(missing, FOUR)
+        deployment.check_servable(missing, FOUR)
 
 
 def test_a_port_in_use_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(UserError, match="in use"):
-            check_port(*server.getsockname())
+            deployment.check_port(*server.getsockname())
         with pytest.raises(UserError, match="cannot listen"):
-            check_port("no.such.host.invalid", 8000)
+            deployment.check_port("no.such.host.invalid", 8000)
 
 
 def test_cores_that_are_not_there_are_refused():
-    check_cores(())
-    check_cores((0,))
+    deployment.check_cores(())
+    deployment.check_cores((0,))
     for core in (-1, 4096):
         with pytest.raises(UserError, match=rf"--cores {core}: the cores are 0 to"):
-            check_cores((0, core))
+            deployment.check_cores((0, core))
+
+
+COUPLED = Sampling(temperature=0.9, coupling="gumbel")
+CHAIN = Configuration(
+    drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)), sampling=COUPLED
+)
+LOOKUP = Configuration(drafter=PromptLookupSettings(), sampling=COUPLED)
+PATH = "/v1/completions"
+LONG = {"max_tokens": 200, "ignore_eos": True}
+# Greedy and coupled requests, with everything that depends on the tokens before.
+BODIES: list[dict[str, Any]] = [
+    {"prompt": "def main(", "temperature": 0, **LONG},
+    {"prompt": "class A:", "seed": 1, **LONG},
+    {"prompt": "import os", "temperature": 0, "logprobs": 2, **LONG},
+    {"prompt": "x = 1", "seed": 2, "n": 2, **LONG},
+    {"prompt": "def f(x):", "temperature": 0, "frequency_penalty": 0.7, **LONG},
+    {"prompt": "for i in", "seed": 3, "repetition_penalty": 1.3, **LONG},
+    {"prompt": "a", "seed": 4, "max_tokens": 200, "min_tokens": 180, "stop": ["e"]},
+    {
+        "prompt": "b",
+        "seed": 5,
+        "max_tokens": 200,
+        "response_format": {"type": "regex", "regex": "[a-f ]{150,160}"},
+    },
+]
+
+replicas_http = httpx.Client(timeout=120)  # no test is about speed
+
+
+@pytest.fixture(scope="module")
+def replicas_url(ray_running, tiny_spec):
+    start = Start(deployment.deployment_of(tiny_spec, CHAIN), queue=32, replicas=2)
+    with deployment.serving(start, port=free_port()) as replicas_url:
+        yield replicas_url
+    serve.shutdown()
+
+
+def answer(replicas_url, body):
+    """The choices of a streamed answer."""
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    choices: dict[int, dict[str, Any]] = {}
+    usage = None
+    with replicas_http.stream("POST", replicas_url + PATH, json=body) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            usage = event.get("usage") or usage
+            for part in event["choices"]:
+                told = choices.setdefault(part["index"], {"text": "", "tokens": [], "logprobs": []})
+                told["text"] += part["text"]
+                if part["logprobs"]:
+                    told["tokens"] += part["logprobs"]["tokens"]
+                    told["logprobs"] += part["logprobs"]["token_logprobs"]
+                told["finish"] = part["finish_reason"] or told.get("finish")
+    del usage["prompt_tokens_details"]  # depends on the replica
+    return [choices[index] | {"usage": usage} for index in sorted(choices)]
+
+
+def health(replicas_url):
+    return dict(replicas_http.get(f"{url}/health").json())
+
+
+@pytest.fixture(scope="module")
+def expected(replicas_url):
+    """What is answered when nothing happens, to one request after the other."""
+    return [answer(replicas_url, body) for body in BODIES]
+
+
+@pytest.mark.long
+def test_replicas_answer_as_one_server(replicas_url, expected):
+    status = health(replicas_url)
+    assert (status["ready"], status["slots"], status["running"]) == (True, 8, 0)
+    names = {replica["replica"] for replica in status["replicas"]}
+    assert len(names) == 2
+    assert {replica["configuration"] for replica in status["replicas"]} == {CHAIN.id}
+    page = replicas_http.get(f"{url}/metrics").text
+    assert all(f'replica="{name}"' in page for name in names)
+    assert 'specdec:replicas{model_name="llama"} 2.0' in page.replace(status["model"], "llama")
+    empty = replicas_http.post(
+        replicas_url + PATH, json={"prompt": ""}
+    )  # what only an engine refuses
+    assert (empty.status_code, "empty" in empty.text) == (400, True)
+
+
+@pytest.mark.long
+def test_a_deployment_reaches_every_replica_and_changes_no_text(replicas_url, expected, tiny_spec):
+    server = find_server(replicas_url)
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        running = [pool.submit(answer, replicas_url, body) for body in BODIES]
+        server.deploy(deployment.deployment_of(tiny_spec, LOOKUP))
+        assert [each.result() for each in running] == expected
+    status = health(replicas_url)
+    assert (status["configuration"], status["switches"]) == (LOOKUP.id, 1)
+    assert {replica["configuration"] for replica in status["replicas"]} == {LOOKUP.id}
+    unknown = Configuration(drafter=DraftModelSettings(draft="nobody"), sampling=COUPLED)
+    with pytest.raises(UserError, match="nobody"):
+        server.deploy(deployment.deployment_of(tiny_spec, unknown))
+    assert server.roll_back().configuration == CHAIN
+
+
+@pytest.mark.long
+def test_a_killed_replica_changes_no_text(replicas_url, expected):
+    victim, _ = children("ray::EngineHolder")
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        running = [pool.submit(answer, replicas_url, body) for body in BODIES]
+        wait_until(
+            lambda: all(replica["running"] >= 2 for replica in health(replicas_url)["replicas"])
+        )
+        for process in (victim, *victim.children()):
+            process.kill()
+        for each, wanted in zip(running, expected, strict=True):
+            for got, whole in zip(each.result(), wanted, strict=True):
+                # The other replica's forwards add in another order.
+                assert got.pop("logprobs") == pytest.approx(whole["logprobs"], abs=1e-4)
+                assert got == {key: value for key, value in whole.items() if key != "logprobs"}
+    assert "specdec:requests_resumed_total" in replicas_http.get(f"{url}/metrics").text
+    assert replicas_http.get(f"{url}/ready").json() == {"ready": True}
+    wait_until(
+        lambda: health(replicas_url)["restarts"] == 1 and len(children("ray::EngineHolder")) == 2
+    )
+    assert [answer(replicas_url, body) for body in BODIES[:2]] == expected[:2]

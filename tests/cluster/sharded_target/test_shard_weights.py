@@ -6,18 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTJConfig,
-    LlamaConfig,
-    OPTConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
 
 from cluster.sharded_target.shard_weights import check_split, layers_of, load_heads, load_layers
 from specdec_core.base.errors import UserError
@@ -25,32 +15,31 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch
 from tests.cluster.sharded_target.test_exchange import connected
+from tests.conftest import SHAPE
 
-SHAPE = {
-    "vocab_size": 319,  # which two ranks cannot share evenly
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
-GROUPED = {**SHAPE, "intermediate_size": 64, "num_key_value_heads": 2}
+# Two ranks cannot share the vocabulary evenly.
+UNEVEN = {**SHAPE, "vocab_size": 319, "num_hidden_layers": 3}
+GROUPED = {**UNEVEN, "intermediate_size": 64, "num_key_value_heads": 2}
 GPT = {"vocab_size": 319, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}
-FAMILIES: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**GROUPED, tie_word_embeddings=True),
-    "llama-untied-biased": LlamaConfig(
+FAMILIES: dict[str, transformers.PretrainedConfig] = {
+    "llama": transformers.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama-untied-biased": transformers.LlamaConfig(
         **GROUPED, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
     ),
-    "qwen3": Qwen3Config(**GROUPED, head_dim=8, tie_word_embeddings=True),
-    "qwen2-mixed-window": Qwen2Config(
+    "qwen3": transformers.Qwen3Config(**GROUPED, head_dim=8, tie_word_embeddings=True),
+    "qwen2-mixed-window": transformers.Qwen2Config(
         **GROUPED, use_sliding_window=True, sliding_window=8, max_window_layers=1
     ),
-    "gemma3-window": Gemma3TextConfig(
+    "gemma3-window": transformers.Gemma3TextConfig(
         **{**GROUPED, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
     ),
-    "gpt2": GPT2Config(**GPT, initializer_range=0.2),
-    "opt": OPTConfig(**SHAPE, ffn_dim=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0),
-    "gptj": GPTJConfig(**GPT, rotary_dim=4, initializer_range=0.2),  # its layers return tuples
+    "gpt2": transformers.GPT2Config(**GPT, initializer_range=0.2),
+    "opt": transformers.OPTConfig(
+        **UNEVEN, ffn_dim=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0
+    ),
+    "gptj": transformers.GPTJConfig(
+        **GPT, rotary_dim=4, initializer_range=0.2
+    ),  # its layers return tuples
 }
 BY_HEADS = ["llama", "llama-untied-biased", "qwen3", "qwen2-mixed-window", "gemma3-window"]
 CASES = [(name, "heads") for name in BY_HEADS] + [(name, "layers") for name in FAMILIES]
@@ -84,7 +73,7 @@ def part(rank, folder, split, pack):
 @pytest.mark.parametrize(("family", "split"), CASES)
 def test_two_parts_compute_what_the_whole_computes(family, split, tmp_path):
     torch.manual_seed(0)
-    whole = AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
+    whole = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
     whole.save_pretrained(tmp_path)
     mp.start_processes(part, (str(tmp_path), split, family == "llama"), 2, start_method="fork")
     together = torch.load(tmp_path / f"logits-{split}")
@@ -95,7 +84,7 @@ def test_two_parts_compute_what_the_whole_computes(family, split, tmp_path):
 @pytest.mark.parametrize("split", ["heads", "layers"])
 def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(split, tmp_path):
     """Tensors of a layer of one rank are missing, others are of a layer of no rank."""
-    AutoModelForCausalLM.from_config(FAMILIES["llama"]).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.7.mlp.up_proj.weight"] = tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -105,7 +94,7 @@ def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(split, tmp_pat
 
 
 def test_a_split_that_the_model_does_not_allow_names_what_it_does():
-    llama = LlamaConfig(
+    llama = transformers.LlamaConfig(
         hidden_size=96, num_attention_heads=12, num_key_value_heads=4, num_hidden_layers=2
     )
     with pytest.raises(
@@ -116,7 +105,7 @@ def test_a_split_that_the_model_does_not_allow_names_what_it_does():
         check_split(llama, "some/llama", "heads", 3)
     check_split(llama, "some/llama", "heads", 4)
     with pytest.raises(UserError, match=r"no tensor-parallel plan for gpt2; use target\.split"):
-        check_split(GPT2Config(), "some/gpt2", "heads", 2)
+        check_split(transformers.GPT2Config(), "some/gpt2", "heads", 2)
     with pytest.raises(UserError, match="only 2 layers"):
         check_split(llama, "some/llama", "layers", 3)
 

@@ -18,18 +18,15 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.search.folder import SweepFolder, find_trial
-from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
-from tests.commands import prompts_file
+from tests.commands import prompts_file, sweep_plan
 from tests.configurations import LOOKUP
 from tests.jobs.conftest import record_prompts
-from tests.observers import Heard
+from tests.observers import HeardSweep
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
-PROFILE = {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2}
 PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [1, 2, 3]"]
 SEARCH = [
     {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}},
@@ -37,15 +34,6 @@ SEARCH = [
     {"drafter": {"kind": "prompt_lookup"}},
 ]
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
-
-
-class HeardSweep(Heard, SweepObserver):
-    def __init__(self):
-        super().__init__()
-        self.finished: list[str] = []
-
-    def trial_finished(self, trial):
-        self.finished.append(trial.id)
 
 
 class Stopped(HeardSweep):
@@ -66,18 +54,7 @@ def prompts(tmp_path_factory):
 
 
 def plan_for(spec, prompts, **changes):
-    return Plan.model_validate(
-        {
-            "pair": spec.model_dump(),
-            "prompts": {"source": str(prompts)},
-            "max_new_tokens": 16,
-            "search": SEARCH,
-            "finalists": 3,
-            "repeats": 2,
-            "profile": PROFILE,
-            **changes,
-        }
-    ).resolve()
+    return sweep_plan(spec, prompts, **{"max_new_tokens": 16, "search": SEARCH, **changes})
 
 
 Swept = tuple[SweepResult, SweepFolder, HeardSweep]

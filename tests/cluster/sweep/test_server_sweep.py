@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from cluster.load_comparison import Contestant
 from cluster.sweep import server as server_sweep
@@ -20,7 +19,7 @@ from specdec_core.recordings.find import finish
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.process import ServerProcess
 from specdec_core.servers.server import ServedMode
-from tests.commands import prompts_file
+from tests.commands import server_plan
 from tests.external_program import ENDS
 from tests.local_server import engine_server
 from tests.own_server import OwnServer
@@ -31,29 +30,15 @@ from tests.specdec_core.recordings.recorded import recorded
 @pytest.fixture
 def plan(tiny_pair, tmp_path):
     """A plan with a recording of the first half of its prompts."""
-    prompts = prompts_file(tmp_path, [f"x{n} = {n} +" for n in range(12)])
-    content = {
-        "pair": tiny_pair.spec.model_dump(mode="json"),
-        "prompts": {"source": str(prompts), "limit": 6},
-        "max_new_tokens": 8,
-        "workload": {"clients": [2], "requests": 4},
-        "search": [
-            {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 3]}}},
-            {"drafter": {"kind": "tree", "branching": [2, 1]}},
-        ],
-        "live": {"finalists": 1, "repeats": 1, "requests": 4, "within": 0.9},
-        "traces": str(tmp_path / "recorded"),
-    }
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(content))
-    found = load_plan(path)
+    folder = tmp_path / "recorded"
+    found = load_plan(server_plan(tmp_path, tiny_pair.spec, 12, limit=6))
+    found = found.model_copy(update={"traces": str(folder)})
     chosen = found.prompts.load(tiny_pair.tokenizer)
     requests = [
         Request(each.id, tuple(tiny_pair.tokenizer(f"x{n} = {n} +")["input_ids"]), 8, seed=n)
         for n, each in enumerate(chosen)
     ]
     described = found.prompts.described(chosen)
-    folder = tmp_path / "recorded"
     recorded(tiny_pair, requests, folder, prompts=described, mixing=0)
     finish(folder)
     return found

@@ -16,15 +16,12 @@ from research.papers.post_use import confidences, phrases, rounds
 from research.papers.sections.post_use import POST_USE
 from research.papers.studies import TIMES
 from specdec_core.base.errors import UserError
-from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.replay import Replay
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
 PROMPTS = 4
-PROFILE = Profile(
-    target=ForwardCost.constant(0.9), drafts={"draft": ForwardCost.constant(0.3)},
-    device="cpu", target_dtype="float32", draft_dtype="float32",
-)  # fmt: skip
+PROFILE = constant_profile(0.9, 0.3)
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,14 @@ from research.papers import replayed
 from research.papers.sections.replayed import REPLAYED
 from research.papers.studies import OWN_HEADS, PAIR, TIMES
 from specdec_core.config import Configuration, parse
-from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from tests.conftest import save_random_head
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
-PROFILE = Profile(
-    target=ForwardCost.constant(1.0),
-    drafts={"draft": ForwardCost.constant(0.1)},
-    device="far",
-    target_dtype="unknown",
-    draft_dtype="unknown",
-)
+PROFILE = constant_profile(1.0, 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,15 @@ import pytest
 from research.papers import specdecpp
 from research.papers.sections.specdecpp import SPECDECPP
 from specdec_core.config import Configuration, Sampling
-from specdec_core.cost import ForwardCost, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadTrainingSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.training.heads.examples import split_prompts
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
 SAMPLING = Sampling(temperature=1, top_k=50)
-PROFILE = Profile(
-    target=ForwardCost.constant(1.0), drafts={"draft": ForwardCost.constant(0.2)},
-    device="far", target_dtype="unknown", draft_dtype="unknown",
-)  # fmt: skip
+PROFILE = constant_profile(1.0, 0.2)
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,14 @@ from research.papers import svip
 from research.papers.sections.svip import SVIP
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
 from specdec_core.config import Configuration, Sampling
-from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
 MOST = 8  # candidates that are recorded; texts have 40 tokens
-PROFILE = Profile(
-    target=ForwardCost.constant(1.0), drafts={"draft": ForwardCost.constant(0.5)},
-    device="far", target_dtype="unknown", draft_dtype="unknown",
-)  # fmt: skip
+PROFILE = constant_profile(1.0, 0.5)
 
 
 def all_inputs(greedy, sampled, texts):

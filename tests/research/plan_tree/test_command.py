@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,11 +15,10 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.tokens.statistics import Counts
-from tests.commands import assert_refused, prompts_file
+from tests.commands import ROOT, assert_refused, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.registered import runs_in
 
-ROOT = Path(__file__).parents[3]
 TEXTS = [f"x{i} = {i} + " for i in range(6)]
 SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 

@@ -1,6 +1,5 @@
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import as_first_placed, present_path, remember, workspace
+from tests.commands import ROOT, ran
 
 
 @pytest.fixture(autouse=True)
@@ -65,11 +65,7 @@ def test_reading_the_workspace_loads_no_framework():
         "import sys, specdec_core.base.workspace;"
         " print('torch' in sys.modules, 'ray' in sys.modules)"
     )
-    root = Path(__file__).parents[3]
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.split() == ["False", "False"]
+    assert ran(sys.executable, "-c", code, cwd=ROOT).split() == ["False", "False"]
 
 
 def test_what_lay_in_a_moved_workspace_is_found_in_it(tmp_path, monkeypatch):

@@ -1,8 +1,16 @@
 """Costs and counts that the tests know the truth of."""
 
 import itertools
+from typing import Any
 
-from specdec_core.cost import ForwardKind, ForwardTerms, Measurement, Work
+from specdec_core.cost import (
+    ForwardCost,
+    ForwardKind,
+    ForwardTerms,
+    Measurement,
+    Profile,
+    Work,
+)
 from specdec_core.tokens.statistics import Counts
 
 TOKEN = ForwardTerms(fixed=3e-3, per_cached=2e-6)
@@ -36,3 +44,10 @@ def counts(n_draft: int, n_target: int, n_discarded: int, requests: int = 1) -> 
         n_accepted=accepted,
         n_target_tokens=n_target,
     )
+
+
+def constant_profile(target: float, draft: float, name: str = "draft", **more: Any) -> Profile:
+    """A profile whose forwards of any size take these seconds."""
+    facts = {"device": "cpu", "target_dtype": "float32", "draft_dtype": "float32", **more}
+    drafts = {name: ForwardCost.constant(draft)}
+    return Profile(target=ForwardCost.constant(target), drafts=drafts, **facts)

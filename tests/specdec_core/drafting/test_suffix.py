@@ -1,17 +1,25 @@
-"""The suffix drafter finds the longest suffix that was there before and proposes what most often
-followed it."""
+"""Lookups by suffix and by n-gram copy what followed earlier occurrences."""
+
+import json
+import random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
+from specdec_core.drafting.prompt_lookup import PromptLookupDrafter, PromptLookupSettings
 from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
+from specdec_core.servers.vllm.process import VENV, inherited_environment
+from tests.commands import ran
 from tests.specdec_core.drafting.proofs import found_in, paths, sequence
 
 Texts = list[list[int]]
-few_tokens = st.integers(0, 2)
-texts = st.lists(st.lists(few_tokens, max_size=14), max_size=4)
+FEW = st.integers(0, 2)
+EARLIEST = PromptLookupSettings(max_ngram=3, max_tokens=4, occurrence="earliest")
+texts = st.lists(st.lists(FEW, max_size=14), max_size=4)
 
 
 def places(texts, phrase):
@@ -65,7 +73,7 @@ def test_the_automaton_knows_every_phrase_its_count_and_its_followers(texts, que
     assert automaton.continuation(state, 4) == most_frequent(texts, phrase, 4)
 
 
-@given(st.lists(few_tokens, min_size=1, max_size=30), st.lists(few_tokens, max_size=4))
+@given(st.lists(FEW, min_size=1, max_size=30), st.lists(FEW, max_size=4))
 def test_found_is_the_longest_suffix_that_was_there_before(text, drafted):
     lookup = SuffixDrafter(SuffixSettings(max_tokens=5, per_match=0))
     found = found_in(lookup, text, drafted)
@@ -77,7 +85,7 @@ def test_found_is_the_longest_suffix_that_was_there_before(text, drafted):
     assert found.tree.is_chain
 
 
-@given(st.lists(few_tokens, min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 5))
+@given(st.lists(FEW, min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 5))
 def test_a_tree_holds_the_likeliest_continuations(text, nodes, room):
     lookup = SuffixDrafter(SuffixSettings(max_tokens=nodes, per_match=0, tree=True))
     own = sequence(text, room=room)
@@ -103,21 +111,25 @@ def test_a_tree_holds_the_likeliest_continuations(text, nodes, room):
     assert shares == pytest.approx(sorted(likelihoods.values(), reverse=True)[: len(chosen)])
 
 
-@given(st.lists(st.lists(few_tokens, min_size=2, max_size=12), min_size=1, max_size=5))
-def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts):
-    settings = SuffixSettings(per_match=0)
-    growing, own = SuffixDrafter(settings), sequence(parts[0])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: SuffixDrafter(SuffixSettings(per_match=0)), lambda: PromptLookupDrafter(EARLIEST)],
+    ids=["suffix", "prompt lookup"],
+)
+@given(st.lists(st.lists(FEW, min_size=1, max_size=12), min_size=1, max_size=5))
+def test_a_text_read_bit_by_bit_is_the_text_read_at_once(make, parts):
+    growing, own = make(), sequence(parts[0])
     growing.open([own])
     for part in parts[1:]:
         growing.find(own, part[:1], own.room)  # drafted text leaves no trace
         own.tokens += part
-    assert growing.find(own, (), own.room) == found_in(SuffixDrafter(settings), own.tokens)
+    assert growing.find(own, (), own.room) == found_in(make(), own.tokens)
 
 
 @given(
-    st.lists(st.lists(few_tokens, min_size=1, max_size=10), max_size=4),
-    st.lists(few_tokens, min_size=1, max_size=10),
-    st.lists(few_tokens, max_size=6),
+    st.lists(st.lists(FEW, min_size=1, max_size=10), max_size=4),
+    st.lists(FEW, min_size=1, max_size=10),
+    st.lists(FEW, max_size=6),
 )
 def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(outputs, text, later):
     lookup = SuffixDrafter(SuffixSettings(per_match=0, memory="all"))
@@ -163,3 +175,48 @@ def test_too_short_a_match_proposes_nothing():
     assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
     found = found_in(lookup, [1, 2, 3, 4, 9, 3, 4])
     assert (len(found.tree), found.match) == (0, 0)
+
+
+TWICE = [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2]  # 1 2 is followed by 3 4 and by 6 7
+
+
+def copied(settings, text):
+    return list(found_in(PromptLookupDrafter(settings), text).tree.tokens)
+
+
+@pytest.mark.parametrize(("occurrence", "expected"), [("latest", [6, 7]), ("earliest", [3, 4])])
+def test_of_two_continuations_the_chosen_one_is_copied(occurrence, expected):
+    assert copied(PromptLookupSettings(max_tokens=2, occurrence=occurrence), TWICE) == expected
+
+
+@given(st.lists(FEW, min_size=2, max_size=24))
+def test_the_earliest_is_what_transformers_copies(text):
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=EARLIEST.max_tokens,
+        max_matching_ngram_size=EARLIEST.max_ngram,
+        max_length=100,
+    )
+    candidates, _ = theirs.get_candidates(torch.tensor([text]))
+    assert copied(EARLIEST, text) == candidates[0, len(text) :].tolist()
+
+
+@pytest.mark.skipif(
+    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
+)
+@pytest.mark.parametrize("shortest", [1, 2])
+def test_the_earliest_is_what_vllm_copies(shortest):
+    settings = EARLIEST.model_copy(update={"min_ngram": shortest})
+    chance = random.Random(0)
+    texts = [[chance.randrange(3) for _ in range(n % 24 + 2)] for n in range(200)]
+    texts.append(TWICE)
+    copy = (
+        "import json, sys, numpy; from vllm.v1.spec_decode import ngram_proposer as vllm\n"
+        "find = vllm._find_longest_matched_ngram_and_propose_tokens\n"
+        f"sizes = {settings.min_ngram}, {settings.max_ngram}, 100, {settings.max_tokens}\n"
+        "texts = [numpy.array(text, numpy.int32) for text in json.load(sys.stdin)]\n"
+        "print(json.dumps([find(text, *sizes).tolist() for text in texts]))"
+    )
+    options = {"input": json.dumps(texts), "env": inherited_environment()}
+    theirs = json.loads(ran(VENV / "bin" / "python", "-c", copy, **options).splitlines()[-1])
+    assert theirs[-1] == [3, 4, 5, 1]
+    assert [copied(settings, text) for text in texts] == theirs

@@ -4,58 +4,39 @@ import warnings
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    PhiConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+import transformers
 
 from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import captured
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.pair import Pair, load_pair
-from tests.conftest import tiny_tokenizer
+from tests.conftest import SHAPE, tiny_tokenizer
 from tests.specdec_core.kinds import chain, configured
 
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
 GATED = {**SHAPE, "intermediate_size": 64}
 GROUPED = {**GATED, "num_key_value_heads": 2}
 GEMMA = {**GROUPED, "head_dim": 8, "sliding_window": 12, "query_pre_attn_scalar": 8}
 
-FAMILIES: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**GROUPED, tie_word_embeddings=True),
-    "llama-untied-mha": LlamaConfig(**GATED, tie_word_embeddings=False),
-    "mistral-window": MistralConfig(**GROUPED, sliding_window=12),
-    "qwen2": Qwen2Config(**GROUPED),
-    "qwen2-mixed-window": Qwen2Config(
+FAMILIES: dict[str, transformers.PretrainedConfig] = {
+    "llama": transformers.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama-untied-mha": transformers.LlamaConfig(**GATED, tie_word_embeddings=False),
+    "mistral-window": transformers.MistralConfig(**GROUPED, sliding_window=12),
+    "qwen2": transformers.Qwen2Config(**GROUPED),
+    "qwen2-mixed-window": transformers.Qwen2Config(
         **GROUPED, use_sliding_window=True, sliding_window=12, max_window_layers=2
     ),
-    "qwen3": Qwen3Config(**GROUPED, head_dim=8),
-    "gemma2-window": Gemma2Config(**GEMMA),
-    "gemma3-window": Gemma3TextConfig(**GEMMA),
-    "gpt2": GPT2Config(
+    "qwen3": transformers.Qwen3Config(**GROUPED, head_dim=8),
+    "gemma2-window": transformers.Gemma2Config(**GEMMA),
+    "gemma3-window": transformers.Gemma3TextConfig(**GEMMA),
+    "gpt2": transformers.GPT2Config(
         vocab_size=320, n_embd=32, n_layer=3, n_head=4, n_positions=256, initializer_range=0.2
     ),
-    "opt": OPTConfig(**SHAPE, ffn_dim=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0),
-    "phi": PhiConfig(**GATED),
-    "gpt-neox": GPTNeoXConfig(**GATED),
+    "opt": transformers.OPTConfig(
+        **SHAPE, ffn_dim=64, word_embed_proj_dim=32, init_std=0.2, dropout=0.0
+    ),
+    "phi": transformers.PhiConfig(**GATED),
+    "gpt-neox": transformers.GPTNeoXConfig(**GATED),
 }
 EAGER_ATTENTION = {"gemma2-window"}  # its rows are run one by one
 PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (1, 6, 19, 40)]
@@ -67,7 +48,7 @@ REQUESTS = [
 
 def noisy_copy(model, config):
     """A draft that agrees with `model` often, not always."""
-    draft = AutoModelForCausalLM.from_config(config).eval()
+    draft = transformers.AutoModelForCausalLM.from_config(config).eval()
     draft.load_state_dict(model.state_dict())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -82,7 +63,7 @@ def noisy_copy(model, config):
 def test_greedy_output_is_token_identical_to_generate(family):
     torch.manual_seed(0)
     config = FAMILIES[family]
-    target = AutoModelForCausalLM.from_config(config).float().eval()
+    target = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     reference = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
@@ -130,7 +111,7 @@ def test_compiled_graphs_write_what_eager_forwards_do(family, tmp_path, monkeypa
     # On a GPU kernels are captured unfused: fusing the kernels of every family takes too long.
     monkeypatch.setattr(captured, "fused", lambda step, *_: step)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family])
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     tree = configured({"kind": "tree", "branching": (3, 2, (1, 0, 2, 1, 1, 0))})
@@ -153,7 +134,7 @@ def test_compiled_graphs_write_what_eager_forwards_do(family, tmp_path, monkeypa
 @pytest.mark.parametrize("family", ["qwen2-mixed-window", "gemma2-window", "opt"])
 def test_a_folder_loads_with_measured_data_types(family, tmp_path):
     """Choosing the data type runs a shortened model of the family."""
-    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family])
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     pair = load_pair(PairSpec(target=str(tmp_path), drafts={"same": str(tmp_path)}))

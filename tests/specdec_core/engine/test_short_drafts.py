@@ -1,16 +1,17 @@
-"""A draft with fewer positions than the target limits no text: where it cannot read on, nothing is
-drafted from it, and the output stays the target's."""
+"""Drafts with fewer positions or tokens than the target: the output stays the target's."""
 
 import logging
+from typing import Any
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core import config
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models import pair as pairs
-from specdec_core.models.pair import check_pair
+from specdec_core.models.pair import Pair, check_pair
+from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter
@@ -35,7 +36,7 @@ def requests():
 
 @pytest.fixture(scope="module")
 def expected(pair):
-    return [g.tokens for g in Engine(pair, AUTOREGRESSIVE, 3).generate(requests())]
+    return [g.tokens for g in Engine(pair, config.AUTOREGRESSIVE, 3).generate(requests())]
 
 
 def assert_drafts_as_far_as_it_reads(found, expected):
@@ -53,7 +54,7 @@ def assert_drafts_as_far_as_it_reads(found, expected):
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("kind", sorted({*DRAFTERS} - {"pearl"}))
 def test_greedy_output_goes_on_where_no_draft_model_can(pair, expected, kind):
-    configuration = Configuration(drafter=drafter(kind, **LOSSLESS.get(kind, {})))
+    configuration = config.Configuration(drafter=drafter(kind, **LOSSLESS.get(kind, {})))
     found = Engine(pair, configuration, 3).generate(requests())
     if kind not in FROM_TEXTS:
         assert_drafts_as_far_as_it_reads(found, expected)
@@ -64,13 +65,13 @@ def test_greedy_output_goes_on_where_no_draft_model_can(pair, expected, kind):
 
 @pytest.mark.parametrize("kind", ["draft_model", "dynamic_tree", "cascade"])
 def test_a_head_drafts_as_far_as_it_has_positions(pair, expected, kind):
-    configuration = Configuration(drafter=drafter(kind, draft=HEAD))
+    configuration = config.Configuration(drafter=drafter(kind, draft=HEAD))
     found = Engine(pair, configuration, 3).generate(requests())
     assert_drafts_as_far_as_it_reads(found, expected)
 
 
 def test_an_asynchronous_draft_drafts_as_far_as_it_reads(pair, expected):
-    configuration = Configuration(drafter=PearlSettings(window=4, wait=2))
+    configuration = config.Configuration(drafter=PearlSettings(window=4, wait=2))
     link = InTurns(pair, 0)
     engine = Engine(pair, configuration, 3, open_link=lambda: link)
     assert_drafts_as_far_as_it_reads(engine.generate(requests()), expected)
@@ -93,3 +94,41 @@ def test_a_draft_whose_longrope_changes_drafts_before_that(longrope_folder, tiny
     drafts = {"draft": str(longrope_folder)}
     check_pair(tiny_spec.model_copy(update={"drafts": drafts}))
     assert pairs.short_drafts(tiny_spec.model_copy(update={"drafts": drafts})) == {"draft": 64}
+
+
+PADDING = 64
+PADDED = {
+    "chain": {"kind": "draft_model"},
+    "tree": {"kind": "tree", "branching": [2, 2]},
+    "dynamic tree": {"kind": "dynamic_tree"},
+    "cascade": {"kind": "cascade", "proposer": {"kind": "suffix"}},
+}
+
+
+@pytest.fixture(scope="module")
+def padded_pair():
+    tokenizer = tiny_tokenizer()
+    size = len(tokenizer)
+    runner = config.RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=150)
+    spec = config.PairSpec(target="wide", drafts={"draft": "narrow"}, runner=runner)
+    target, draft = tiny_llama(0, 32, 2, size + PADDING), tiny_llama(1, 32, 2, size)
+    return Pair(spec, tokenizer, target, {"draft": draft})
+
+
+@pytest.mark.parametrize("drafter", PADDED)
+def test_a_text_with_tokens_that_the_draft_lacks_is_the_targets(padded_pair, drafter):
+    size = len(padded_pair.tokenizer)
+    lacking = size + 3
+    asked: list[dict[str, Any]] = [
+        {"tokens": (5, lacking, 7)},
+        {"tokens": (5, 6, 7), "sampling": config.Sampling(logit_bias={lacking: 100.0})},
+        {"tokens": (5, 6, 7), "sampling": config.Sampling(temperature=5.0, coupling="gumbel")},
+    ]
+    requests = [
+        Request(str(n), max_new_tokens=24, seed=n, ignore_eos=True, **each)
+        for n, each in enumerate(asked)
+    ]
+    expected = [g.tokens for g in Engine(padded_pair, config.AUTOREGRESSIVE, 3).generate(requests)]
+    assert all(max(tokens) >= size for tokens in expected[1:])
+    configuration = config.parse(config.Configuration, {"drafter": PADDED[drafter]}, drafter)
+    assert [g.tokens for g in Engine(padded_pair, configuration, 3).generate(requests)] == expected

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from scipy.stats import chisquare
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
 from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
@@ -46,7 +40,7 @@ EDITED = {
 }
 
 
-class Counts(LogitsProcessor):
+class Counts(transformers.LogitsProcessor):
     """Presence and frequency penalties as OpenAI defines them, of the output alone."""
 
     def __init__(self, sampling, prompt):
@@ -61,13 +55,15 @@ class Counts(LogitsProcessor):
 
 def generated(pair, prompt, sampling):
     """What transformers writes greedily."""
-    processors = LogitsProcessorList()
+    processors = transformers.LogitsProcessorList()
     if sampling.logit_bias:
         bias = {(token,): value for token, value in sampling.logit_bias}
-        processors.append(SequenceBiasLogitsProcessor(bias))
-    processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), NEW, 0, "cpu"))
+        processors.append(transformers.SequenceBiasLogitsProcessor(bias))
+    processors.append(transformers.MinNewTokensLengthLogitsProcessor(len(prompt), NEW, 0, "cpu"))
     if sampling.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        processors.append(
+            transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+        )
     processors.append(Counts(sampling, len(prompt)))
     ids = torch.tensor([prompt])
     output = pair.target.generate(

@@ -1,4 +1,4 @@
-"""A cache takes the memory of what it holds, however long its slots may become."""
+"""A cache takes the memory of what it holds, in huge pages where they help."""
 
 import gc
 import mmap
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec_core.base import memory
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
+from specdec_core.models import huge_pages
 from specdec_core.models.cache import PooledCache, SlotCache, Store
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
@@ -118,3 +120,52 @@ def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, tmp_path, monkeypat
 
     decode()
     assert not any(store() for store in made)
+
+
+MIB = 1 << 20
+
+
+def in_huge_pages(address):
+    """KiB in huge pages of the mapping that holds the address."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(maxsplit=1)[0]
+        if not first.endswith(":"):
+            start, end = (int(edge, 16) for edge in first.split("-"))
+            here = start <= address < end
+        elif here and first == "AnonHugePages:":
+            return int(line.split()[1])
+    raise AssertionError("no such mapping")
+
+
+@pytest.fixture
+def mapped():
+    file = Path("/proc/self/pagemap")
+    if not file.exists():
+        pytest.skip("this system does not say which pages are in use")
+    return file
+
+
+def test_full_memory_moves_and_keeps_its_content(mapped):
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if enabled.exists() and "[always]" in enabled.read_text():
+        pytest.skip("this system gives huge pages to all, so there are none to move")
+    numbers = torch.arange(16 * MIB // 8)
+    before = in_huge_pages(numbers.data_ptr() + 4 * MIB)
+    settled = huge_pages.settle()
+    if not settled:
+        pytest.skip("this system gives no huge pages to who asks")
+    assert before == 0
+    assert in_huge_pages(numbers.data_ptr() + 4 * MIB) >= 12 * 1024
+    assert torch.equal(numbers, torch.arange(16 * MIB // 8))
+    assert huge_pages.settle() >= settled - 4 * MIB  # what is there already is not moved again
+
+
+def test_memory_in_which_little_is_written_stays_small(mapped):
+    hollow = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    huge_pages.settle()
+    for start in range(0, len(hollow), huge_pages.SIZE):
+        hollow[start] = 1
+    before = memory.resident()
+    huge_pages.settle()
+    assert memory.resident() - before < 16

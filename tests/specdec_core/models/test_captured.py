@@ -36,16 +36,20 @@ class AtOnce:
         return self._step(*inputs, kind)
 
 
+def two_kinds_of_layers():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval()
+
+
 @cache
 def model_of(kind):
     """A Llama, or a model with two kinds of masks."""
     if kind != "windows":
         return tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 320}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
-    return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval().to(DEVICE)
+    return two_kinds_of_layers().to(DEVICE)
 
 
 NEEDS_GPU = pytest.mark.skipif(not GPU, reason="needs a GPU")

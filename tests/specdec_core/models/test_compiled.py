@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core.engine import Engine, Request
 from specdec_core.models import attention, features, huge_pages
@@ -25,6 +25,7 @@ from specdec_core.models.reduced_draft import model
 from specdec_core.models.row_attention import operator, plans
 from specdec_core.models.runner import Batch
 from tests.specdec_core.kinds import configured
+from tests.specdec_core.models.test_captured import two_kinds_of_layers
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
 TREE = [-1, 0, 0, 1, 2]
@@ -69,11 +70,7 @@ def runners(request, compiled_pair):
     """An eager and a compiled runner of the target, or of a draft with two kinds of layers."""
     model, length = compiled_pair.target, compiled_pair.max_length
     if draft := request.param == "windows":
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 320}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-        kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval()
+        model = two_kinds_of_layers()
     weights = {"packed": compiled_pair.fingerprints["target"]}
     eager = EagerRunner(model, 3, length, compact=True)
     compiled = CompiledRunner(eager, weights.get(request.param, request.param), draft)

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PretrainedConfig,
-)
+import transformers
 
 from specdec_core.base import memory
 from specdec_core.base.errors import UserError
@@ -23,10 +16,12 @@ SIZES = {
     "num_attention_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 FAMILIES = {
-    "llama": LlamaConfig(**SIZES),
-    "gpt2": GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=64),
-    "gpt-neox": GPTNeoXConfig(**SIZES),
-    "gemma3": Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=4),
+    "llama": transformers.LlamaConfig(**SIZES),
+    "gpt2": transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=64),
+    "gpt-neox": transformers.GPTNeoXConfig(**SIZES),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES, num_key_value_heads=2, head_dim=8, sliding_window=4
+    ),
 }  # fmt: skip
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
 LAYERS = (0, 2, 3)
@@ -37,8 +32,8 @@ LAYERS = (0, 2, 3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_features_are_the_hidden_states_of_the_text_that_was_kept(family, operator):
     torch.manual_seed(0)
-    config: PretrainedConfig = FAMILIES[family]
-    model = AutoModelForCausalLM.from_config(config).eval()
+    config: transformers.PretrainedConfig = FAMILIES[family]
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     runner = EagerRunner(model, 2, 48, compact=operator, features=LAYERS)
     runner.forward(Batch([0, 1], [TEXT[:4], TEXT[2:5]]))
     runner.forward(Batch([0], [[7, *TEXT[4:6]]], [[-1, -1, 1]]))  # a tree; one branch stays
@@ -51,7 +46,7 @@ def test_features_are_the_hidden_states_of_the_text_that_was_kept(family, operat
 
 
 def test_a_layer_that_the_model_lacks_is_refused():
-    model = AutoModelForCausalLM.from_config(FAMILIES["llama"])
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"])
     with pytest.raises(UserError, match="features of layer 4, but the model has 3"):
         LayerInputs(model, (1, 4))
 

@@ -5,13 +5,13 @@ Triton is no requirement on a machine without a GPU; `pip install triton` has th
 """
 
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
 
 from specdec_core.models.cache.blocks import BLOCK
+from tests.commands import ran
 
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
 _HOPPER = "cuda", 90, 32
@@ -36,9 +36,7 @@ for heads, key_heads, size in [(6, 2, 64), (4, 1, 40), (8, 2, 128), (3, 3, 16)]:
 
 def test_the_interpreter_finds_the_attention_of_whole_matrices():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", _INTERPRETED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ran(sys.executable, "-c", _INTERPRETED, env=environment)
 
 
 @pytest.mark.parametrize("pool_block", [0, BLOCK])

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be decoded exactly is refused in one line with the reason."""
+"""Models are loaded whole and as they are, or refused in one line."""
 
 import json
 import re
@@ -7,39 +7,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    ElectraConfig,
-    ElectraForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.config import PairSpec, RunnerSettings, Sampling
+from specdec_core.engine import Engine, Request
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.loading import load_skeleton, load_weights
-from specdec_core.models.pair import load_pair
+from specdec_core.models.pair import check_pair, load_pair, max_length_of
 from specdec_core.models.reading import reason
-from specdec_core.models.supported import check_causal
-from tests.conftest import tiny_tokenizer
+from specdec_core.models.runner import Batch
+from specdec_core.models.supported import check_causal, check_supported
+from tests.commands import ROOT
+from tests.conftest import SHAPE, chat_tokenizer, tiny_tokenizer
 
-ROOT = Path(__file__).parents[3]
 WEIGHTS, BIN = "model.safetensors", "pytorch_model.bin"
 RUNNER = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=128)
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
+TWO_LAYERS = {**SHAPE, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
 def spec_of(folder):
@@ -102,8 +88,8 @@ def test_tensors_of_other_shapes_are_refused(folder):
 
 
 def test_a_lost_expert_is_refused(tmp_path):
-    MixtralForCausalLM(
-        MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4)
+    transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**TWO_LAYERS, num_key_value_heads=2, num_local_experts=4)
     ).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     load_pair(spec_of(tmp_path))
@@ -201,7 +187,7 @@ def test_added_tokens_that_a_model_of_text_lacks_are_no_reason(folder):
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([f"<image {n}>" for n in range(9)])
     tokenizer.save_pretrained(folder)
-    assert len(load_pair(spec_of(folder)).tokenizer) > SHAPE["vocab_size"]
+    assert len(load_pair(spec_of(folder)).tokenizer) > TWO_LAYERS["vocab_size"]
 
 
 def test_a_reason_is_the_last_line_that_says_what_is_wrong():
@@ -216,17 +202,21 @@ def test_a_reason_is_the_last_line_that_says_what_is_wrong():
 
 
 def bert(is_decoder):
-    return BertLMHeadModel(BertConfig(**SHAPE, is_decoder=is_decoder))
+    return transformers.BertLMHeadModel(
+        transformers.BertConfig(**TWO_LAYERS, is_decoder=is_decoder)
+    )
 
 
 def electra(is_decoder):
-    return ElectraForCausalLM(ElectraConfig(**SHAPE, is_decoder=is_decoder))
+    return transformers.ElectraForCausalLM(
+        transformers.ElectraConfig(**TWO_LAYERS, is_decoder=is_decoder)
+    )
 
 
 def gemma(causal):
     heads = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8}
-    return Gemma3ForCausalLM(
-        Gemma3TextConfig(**SHAPE, **heads, use_bidirectional_attention=not causal)
+    return transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**TWO_LAYERS, **heads, use_bidirectional_attention=not causal)
     )
 
 
@@ -243,8 +233,10 @@ def test_a_model_is_refused_where_it_is_not_causal(build, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_that_are_as_good_as_each_other_are_no_reason(dtype):
     torch.manual_seed(0)
-    config = MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=8, sliding_window=4)
-    model = MixtralForCausalLM(config).to(dtype).eval()
+    config = transformers.MixtralConfig(
+        **TWO_LAYERS, num_key_value_heads=2, num_local_experts=8, sliding_window=4
+    )
+    model = transformers.MixtralForCausalLM(config).to(dtype).eval()
     for name, weight in model.named_parameters():
         if "gate.weight" in name:
             weight.data.zero_()
@@ -269,3 +261,77 @@ def test_models_are_loaded_through_one_door():
     files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
     found = {str(f.relative_to(ROOT)) for f in files if loads.search(f.read_text())}
     assert found == doors
+
+
+SHORT = 64  # positions of the Phi-3 with longrope
+
+
+def test_an_alibi_model_is_refused_by_name():
+    with pytest.raises(UserError, match="bloom uses ALiBi positions"):
+        check_supported(transformers.BloomConfig(), "some/model")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [transformers.RwkvConfig(), transformers.xLSTMConfig(), transformers.OpenAIGPTConfig()],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_whose_forward_takes_no_cache_is_refused_by_name(config):
+    with pytest.raises(UserError, match=f"{config.model_type} takes no past_key_values") as error:
+        check_supported(config, "some/model")
+    assert "\n" not in str(error.value)
+
+
+def test_local_attention_that_counts_columns_is_refused_by_name():
+    with pytest.raises(UserError, match="gpt_neo has local attention layers"):
+        check_supported(transformers.GPTNeoConfig(), "some/model")
+    alike = transformers.GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]])
+    check_supported(alike, "some/model")
+
+
+def test_slots_in_which_longrope_would_change_positions_are_refused(longrope_folder):
+    runner = RunnerSettings(max_length=SHORT + 1)
+    spec = PairSpec(target=str(longrope_folder), drafts={}, runner=runner)
+    assert max_length_of(spec) == SHORT
+    with pytest.raises(UserError, match=f"is {SHORT + 1}, and may be {SHORT} at most") as error:
+        check_pair(spec)
+    assert "\n" not in str(error.value)
+    check_pair(spec.model_copy(update={"runner": RunnerSettings(max_length=SHORT)}))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@torch.inference_mode()
+def test_longrope_rows_change_no_positions_of_one_another(longrope_folder, packs):
+    """Padding and candidates may lie past what a slot holds."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(longrope_folder).eval()
+    long, short = [5 + 3 * n % 300 for n in range(SHORT)], [9, 8, 7]
+    expected = [model(torch.tensor([text])).logits[0, -1] for text in (long, short)]
+    runner = EagerRunner(model, slots=2, max_length=SHORT, packs=packs)
+    runner.prefill([0], [long[:-1]])
+    beyond = [long[-1], 20, 21, 22]
+    output = runner.forward(Batch([0, 1], [beyond, short]))
+    torch.testing.assert_close(output.of_row(0)[0], expected[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.of_row(1)[-1], expected[1], atol=2e-5, rtol=0)
+
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}draft\n{% endfor %}"
+
+
+@pytest.fixture
+def pair(tiny_spec, tiny_pair_folders, tmp_path):
+    """A pair with a template that ends turns with a token which the generation settings lack."""
+    tokenizer = chat_tokenizer(TURNS)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["draft"]})
+    for name, folder in tiny_pair_folders.items():
+        shutil.copytree(folder, tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    models = {"target": str(tmp_path / "target"), "drafts": {"draft": str(tmp_path / "draft")}}
+    return load_pair(tiny_spec.model_copy(update=models))
+
+
+def test_an_answer_ends_with_the_templates_end_of_turn(pair):
+    end = pair.tokenizer.convert_tokens_to_ids("draft")
+    assert pair.eos_token_ids == {pair.tokenizer.eos_token_id, end}
+    likely = Sampling(logit_bias=((end, 100.0),))
+    (generation,) = Engine(pair).generate([Request("a", (5, 6, 7), 24, likely)])
+    assert (generation.tokens, generation.finish_reason) == ([end], "stop")

@@ -1,11 +1,9 @@
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pyarrow
@@ -16,9 +14,9 @@ from specdec_core.base.errors import UserError
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt import Message
 from specdec_core.prompts.prompt_sets import FORMATS, Prompt, digest, load_prompts
+from tests.commands import ROOT, ran
 from tests.conftest import chat_tokenizer, tiny_tokenizer
 
-ROOT = Path(__file__).parents[3]
 SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 
@@ -146,6 +144,7 @@ class TestBadInput:
                 [{"question_id": "a", "turns": [f"{SPEED_BENCH}\n\nSum up {{article}}"]}],
                 r"p\.jsonl:1: a placeholder of SPEED-Bench, .*prepare_data\.py",
             ),
+            ([{"question_id": 81, "turns": ["One.", 2]}], r":1: turns: expected texts \(got 2\)"),
             ([], r"p\.jsonl: no prompts in it"),
         ],
     )
@@ -334,16 +333,9 @@ def load_in_process(environment, *calls):
         "        found = str(error)\n"
         "    print(json.dumps(found))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(calls)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    program = sys.executable, "-c", code, json.dumps(calls)
+    said = ran(*program, cwd=ROOT, env=environment, timeout=100)
+    return [json.loads(line) for line in said.splitlines()]
 
 
 class TestHub:
@@ -398,14 +390,3 @@ def test_forms_with_more_keys_come_first():
     """A form with a subset of a later one's keys would hide it."""
     for i, form in enumerate(FORMATS):
         assert not any(set(form.keys) <= set(later.keys) for later in FORMATS[i + 1 :])
-
-
-def test_spec_bench_questions_keep_their_category_and_turns(tmp_path):
-    path = tmp_path / "question.jsonl"
-    path.write_text(
-        json.dumps({"question_id": 81, "category": "writing", "turns": ["One.", "Two."]})
-    )
-    assert load_prompts(str(path)) == [Prompt("81", "One.", "writing", ("One.", "Two."))]
-    path.write_text(json.dumps({"question_id": 81, "category": "writing", "turns": ["One.", 2]}))
-    with pytest.raises(UserError, match=r"question\.jsonl:1: turns: expected texts \(got 2\)"):
-        load_prompts(str(path))

@@ -1,20 +1,26 @@
-"""Recordings say what the models do, and bad ones are refused."""
+"""Recordings hold what decoding gives, and replay the acceptance of sampled drafts."""
 
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Sampling
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.policy import build_policy
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Request
+from specdec_core.recordings import schema
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording, save_header, write_shard
-from specdec_core.recordings.track import RuleSignals
+from specdec_core.recordings.track import RuleSignals, Track
+from specdec_core.recordings.verified import verified
 from tests.specdec_core.recordings.recorded import recorded
 
 N = 40
@@ -154,8 +160,8 @@ def test_sampled_examples_carry_the_acceptance_probability(tiny_pair, tmp_path):
 def test_prompts_with_gaps_are_counted_from_0(tiny_pair, tmp_path):
     recording = record(tiny_pair, tmp_path, 2)
     recorder = Recorder(tiny_pair, recording.header)
-    write_shard(recorder.record([(7, requests(8)[7])]), tmp_path, 5)
-    again = Recording.open(tmp_path)
+    schema.write_shard(recorder.record([(7, requests(8)[7])]), tmp_path, 5)
+    again = schema.Recording.open(tmp_path)
     assert again.prompts.numbers == [0, 1, 7]
     assert sorted(set(again.trace().prompt)) == [0, 1, 2]
     assert again.trace().lengths.tolist() == [len(own) for own in again.prompts.outputs]
@@ -185,13 +191,13 @@ def test_a_folder_without_a_readable_header_is_refused(tmp_path, content, messag
     if content is not None:
         (tmp_path / "recording.json").write_text(content)
     with pytest.raises(UserError, match=message):
-        Recording.open(tmp_path)
+        schema.Recording.open(tmp_path)
 
 
 def test_a_recording_of_another_version_is_refused(recording, tmp_path):
-    save_header(recording.header.model_copy(update={"version": 99}), tmp_path)
+    schema.save_header(recording.header.model_copy(update={"version": 99}), tmp_path)
     with pytest.raises(UserError, match="version 99"):
-        Recording.open(tmp_path)
+        schema.Recording.open(tmp_path)
 
 
 def test_what_was_not_recorded_is_one_line(recording):
@@ -206,3 +212,132 @@ def test_what_depends_on_the_text_cannot_be_recorded(tiny_pair, tmp_path):
     for sampling in (Sampling(frequency_penalty=0.5), Sampling(logit_bias={3: 1})):
         with pytest.raises(ValueError, match=r"cannot be recorded.*are run live"):
             record(tiny_pair, tmp_path, sampling=sampling)
+
+
+SAMPLING = Sampling(temperature=1)
+TOKENS, TEXT, LONGEST = 6, 10_000, 6
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny_pair, tmp_path_factory):
+    return record(tiny_pair, tmp_path_factory.mktemp("sampled"), sampling=SAMPLING)
+
+
+class Chains:
+    """A target and a draft: p and q (token, token) of the next token, given the last one."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(3)
+        self.p, self.q = self.random.dirichlet(np.full(TOKENS, 0.5), (2, TOKENS))
+        self.q = 0.5 * self.p + 0.5 * self.q
+
+    def draw(self, probabilities):
+        return min(int(probabilities.cumsum().searchsorted(self.random.random())), TOKENS - 1)
+
+    def recorded(self, header, top_k):
+        """A long text of the target, with what the draft drafts at each of its tokens."""
+        text, rows = [0], []
+        for t in range(TEXT):
+            last = text[-1]
+            x, y = self.draw(self.p[last]), self.draw(self.q[last])
+            text.append(x)
+            rows.append((t, 0, last, y, x))
+        for t, _, _, y, x in rows[:]:
+            for step in range(1, LONGEST if x != y else 1):
+                last, y = y, self.draw(self.q[y])
+                rows.append((t, step, last, y, x))
+        position, step, last, y, x = np.array(rows).T
+        q, p = self.q[last], self.p[last]
+        chosen = np.arange(len(rows))
+        columns = {
+            "prompt": np.zeros_like(position),
+            "position": position,
+            "step": step,
+            "draft_token": y,
+            "top_probability": q.max(1),
+            "top_probs": np.sort(q)[:, : -top_k - 1 : -1],
+            "probability": q[chosen, y],
+            "target_token": x,
+            "rank": (q > q[chosen, x][:, None]).sum(1),
+            "target_probability": p[chosen, x],
+            "draft_token_target_probability": p[chosen, y],
+            "overlap": np.minimum(p, q).sum(1),
+        }
+        changes = {"max_new_tokens": TEXT + LONGEST, "max_draft": LONGEST, "top_k": top_k}
+        header = header.model_copy(update={"eos_token_ids": (), **changes})
+        prompts = schema.RecordedPrompts([0], ["text"], [np.array([0])], [np.array(text[1:])])
+        return schema.Trace(header, prompts, columns)
+
+    def decoded(self, longest, threshold):
+        """Speculative sampling (Leviathan et al., Alg. 1): a round's tokens, its candidates, and
+        the share of them that is accepted."""
+        last, tokens, rounds, drafted, accepted = 0, 0, 0, 0, 0
+        while tokens < TEXT:
+            contexts = [last]
+            while len(contexts) <= longest:
+                contexts.append(self.draw(self.q[contexts[-1]]))
+                if self.q[contexts[-2]].max() < threshold:
+                    break
+            rounds, drafted = rounds + 1, drafted + len(contexts) - 1
+            for last, y in pairwise(contexts):
+                p, q = self.p[last], self.q[last]
+                if self.random.random() * q[y] >= p[y]:
+                    residual = np.maximum(p - q, 0)
+                    last = self.draw(residual / residual.sum())
+                    break
+                accepted, tokens = accepted + 1, tokens + 1
+            else:
+                last = self.draw(self.p[contexts[-1]])
+            tokens += 1
+        return tokens / rounds, drafted / rounds, accepted / drafted
+
+
+@pytest.mark.parametrize(
+    "policy", [FixedSettings(max_tokens=4), ConfidenceSettings(threshold=0.4, max_tokens=6)]
+)
+@pytest.mark.parametrize("top_k", [TOKENS, 2])
+def test_rounds_are_as_long_as_those_of_speculative_sampling(policy, top_k, sampled):
+    chains = Chains()
+    recorded = chains.recorded(sampled.header, top_k)
+    rule = build_policy(policy, lambda head: None)
+
+    def replayed(trace):
+        track = Track(trace)
+        counts = track.walk_all(track.chains(rule.lengths(track))).counts
+        rounds = counts.n_target
+        return counts.n / rounds, counts.n_drafted / rounds, counts.n_accepted / counts.n_drafted
+
+    decoded = chains.decoded(policy.max_tokens, getattr(policy, "threshold", 0))
+    found = replayed(verified(recorded))
+    assert found == pytest.approx(decoded, rel=0.03)
+    assert replayed(recorded)[0] < 0.9 * decoded[0]  # tokens drawn apart agree too seldom
+
+
+def test_candidates_are_accepted_as_often_as_the_distributions_overlap(sampled):
+    trace = sampled.trace(hidden=False)
+    rows = trace.trajectory
+    agreeing = np.mean([verified(trace, seed).agrees for seed in range(8)], axis=0)
+    assert (agreeing[trace.agrees] == 1).all()
+    apart = agreeing - trace.overlap[rows]  # Σ min(p, q)
+    assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(rows))
+
+
+def test_a_token_of_the_targets_whose_probability_was_too_small_to_record_is_accepted(sampled):
+    recorded = Chains().recorded(sampled.header, TOKENS)
+    rare = recorded.columns["target_probability"].copy()
+    rare[:50] = 0
+    columns = {**recorded.columns, "target_probability": rare}
+    with np.errstate(all="raise"):
+        found = verified(schema.Trace(recorded.header, recorded.prompts, columns))
+    places = recorded.trajectory < 50
+    assert found.agrees[places].mean() > verified(recorded).agrees[places].mean()
+
+
+def test_what_is_not_recorded_of_rejection_sampling_is_refused(sampled, tiny_pair, tmp_path):
+    replay = Replay(sampled, hidden=False, drawn=True)
+    assert not replay.can(Configuration(drafter=PromptLookupSettings(), sampling=SAMPLING))
+    with pytest.raises(UserError, match=r"greedy decoding or sampling\.coupling gumbel"):
+        Replay(sampled)
+    bare = record(tiny_pair, tmp_path, 2, sampling=SAMPLING, continuations=False)
+    with pytest.raises(UserError, match=r"cannot be replayed; that takes continuations$"):
+        Replay(bare, drawn=True)

@@ -14,8 +14,6 @@ from specdec_core.models.pair import fingerprints
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import Plan
 from specdec_core.search.replaying import (
     fitting_recording,
     open_replay,
@@ -24,8 +22,11 @@ from specdec_core.search.replaying import (
 )
 from specdec_core.search.results import SweepResult
 from specdec_core.tokens.statistics import Counts
+from tests.commands import prompts_file as write_prompts
+from tests.commands import sweep_plan
 from tests.conftest import save_random_head
 from tests.jobs.conftest import record_prompts
+from tests.observers import HeardSweep
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -51,38 +52,13 @@ SEARCH = [
 ]
 
 
-class Heard(SweepObserver):
-    def __init__(self):
-        self.finished: list[str] = []
-        self.warnings: list[str] = []
-
-    def trial_finished(self, trial):
-        self.finished.append(trial.id)
-
-    def warned(self, message):
-        self.warnings.append(message)
-
-
 @pytest.fixture(scope="module")
 def prompts_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
-    return path
+    return write_prompts(tmp_path_factory.mktemp("prompts"), PROMPTS)
 
 
-def plan_for(spec, prompts, /, **changes):
-    return Plan.model_validate(
-        {
-            "pair": spec.model_dump(),
-            "prompts": {"source": str(prompts)},
-            "max_new_tokens": TOKENS,
-            "search": SEARCH,
-            "finalists": 3,
-            "repeats": 2,
-            "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
-            **changes,
-        }
-    ).resolve()
+def plan_for(spec, source, /, **changes):
+    return sweep_plan(spec, source, **{"max_new_tokens": TOKENS, "search": SEARCH, **changes})
 
 
 def typed(spec, dtype):
@@ -99,12 +75,12 @@ def recorded(tiny_pair, prompts_file, tmp_path_factory):
     return home, Recording.open(home / "traces" / "own")
 
 
-Swept = tuple[SweepResult, SweepFolder, Heard]
+Swept = tuple[SweepResult, SweepFolder, HeardSweep]
 
 
 @pytest.fixture(scope="module")
 def replayed(recorded, tiny_spec, prompts_file):
-    heard, plan = Heard(), plan_for(tiny_spec, prompts_file, race={"seconds": 0})
+    heard, plan = HeardSweep(), plan_for(tiny_spec, prompts_file, race={"seconds": 0})
     return *run_sweep(plan, recorded[0], observers=[heard]), heard
 
 
@@ -163,7 +139,7 @@ def test_a_replay_that_was_interrupted_goes_on(
     gone = [t for t in replayed[0].trials if t.replayed][:3]
     for trial in gone:
         (folder.path / "trials" / f"{trial.id}.json").unlink()
-    heard = Heard()
+    heard = HeardSweep()
     plan = plan_for(tiny_spec, prompts_file, race={"seconds": 0})
     result, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert sorted(heard.finished) == sorted(trial.id for trial in gone)
@@ -183,7 +159,7 @@ def test_a_recording_of_the_other_kind_of_forwards_is_replayed_and_that_is_said(
     file.write_text(json.dumps(header))
     search = [drafting(kind="fixed", max_tokens=2)]
     plan = plan_for(tiny_spec, prompts_file, search=search, race={"seconds": 0})
-    heard = Heard()
+    heard = HeardSweep()
     result, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert result.replay.configurations == 1
     (warning,) = heard.warnings

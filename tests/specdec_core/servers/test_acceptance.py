@@ -7,9 +7,9 @@ import pytest
 
 from dashboards.reports.production import findings
 from specdec_core.base.errors import UserError
-from specdec_core.cost import ForwardCost, Profile
 from specdec_core.servers.acceptance import Production, expectations
 from specdec_core.servers.vllm.metrics import read_metrics
+from tests.specdec_core.cost.examples import constant_profile
 
 DATA = Path(__file__).parents[2] / "data"
 METRICS = """
@@ -125,15 +125,8 @@ def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_pat
     assert both[3].seconds == pytest.approx(0.025)
     assert both[6].beyond
     assert not both[3].beyond
-    times = Profile(
-        target=ForwardCost.constant(0.006),
-        drafts={"small": ForwardCost.constant(0.001)},
-        device="cpu, vllm",
-        target_dtype="float32",
-        draft_dtype="float32",
-        round_overhead=0.001,
-        proposals={"draft small": 0.001},
-    )
+    costs = {"round_overhead": 0.001, "proposals": {"draft small": 0.001}}
+    times = constant_profile(0.006, 0.001, "small", **costs)
     priced = {e.length: e for e in expectations([two], (1, 4), times, "small")}
     # By the profile steps of 1, 2 and 4 candidates take 9, 10 and 12 ms; two were seen to take 20.
     assert [priced[k].seconds for k in (1, 2, 4)] == pytest.approx([0.018, 0.02, 0.024])

@@ -1,5 +1,6 @@
-"""The draft process: its messages follow from those that it received, whatever the target says."""
+"""The draft process and its messages follow from those that it received."""
 
+import pickle
 import random
 from threading import Event
 from time import monotonic, sleep
@@ -9,6 +10,7 @@ import torch
 
 from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
+from specdec_core.drafting.pearl import messages
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import (
     Begin,
@@ -16,10 +18,14 @@ from specdec_core.drafting.pearl.messages import (
     Compiling,
     Configure,
     Configured,
+    Distribution,
     Drafted,
     End,
+    Message,
     Pause,
     RequestDistribution,
+    decode,
+    encode,
 )
 from specdec_core.drafting.policies.fixed import FixedPolicy, FixedSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
@@ -218,15 +224,20 @@ def drafted(told, slot):
     return [token[2] for message in sent if message.slot == slot for token in message.tokens]
 
 
-def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(tiny_pair, monkeypatch):
-    may_compile, compiled, plain = Event(), Event(), Grammars._compile
+@pytest.fixture
+def may_compile(monkeypatch):
+    """An event that the compilation of every grammar waits for."""
+    begin, plain = Event(), Grammars._compile
 
     def slowly(self, grammar):
-        may_compile.wait(10)
-        compiled.set()
+        begin.wait(10)
         return plain(self, grammar)
 
     monkeypatch.setattr(Grammars, "_compile", slowly)
+    return begin
+
+
+def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(tiny_pair, may_compile):
     told, size = Told(tiny_pair, 1), tiny_pair.target.config.vocab_size
     final = tiny_pair.eos_token_ids
     told.draft.handle(Configure(PLAIN, 2, 4, 1, 1e-4, size, final))
@@ -240,7 +251,6 @@ def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(tiny_pair, monk
     told.draft.handle(Commit(1, [follows], 0, 0, []))
     assert len(drafted(told, 0)) == 3
     assert told.draft.compiling
-    assert not compiled.is_set()
     may_compile.set()
     until, tokens = monotonic() + 30, []
     while len(tokens) < 3 and monotonic() < until:
@@ -254,15 +264,8 @@ def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(tiny_pair, monk
 
 
 def test_a_sequence_that_ends_or_begins_anew_while_its_grammar_is_compiled_is_forgotten(
-    tiny_pair, monkeypatch
+    tiny_pair, may_compile
 ):
-    may_compile, plain = Event(), Grammars._compile
-
-    def slowly(self, grammar):
-        may_compile.wait(10)
-        return plain(self, grammar)
-
-    monkeypatch.setattr(Grammars, "_compile", slowly)
     told = Told(tiny_pair, 1)
     rules = TextRules(GREEDY, len(told.text), grammar=Grammar("regex", "[de]{30}"))
     under = Begin(0, -2, told.text, 400, GREEDY, 0, rules)
@@ -276,3 +279,38 @@ def test_a_sequence_that_ends_or_begins_anew_while_its_grammar_is_compiled_is_fo
     assert told.draft.draft()
     [message] = [message for message in told.sent if isinstance(message, Drafted)]
     assert message.tokens[0][1] == -3
+
+
+# What is compiled for a model stays where it is.
+GRAMMAR = Grammar("regex", "a+", program=object())
+RULES = TextRules(Sampling(logit_bias={3: -1.0}), 4, 1, frozenset({2}), GRAMMAR)
+SPARSE, DENSE = torch.tensor([0.0] * 90 + [0.5]), torch.rand(100)
+MESSAGES: list[Message] = [
+    Configure(DraftModelSettings(), 4, 8, 2, 0.1, 320, frozenset({1, 2})),
+    Configured(1024),
+    Configured(0, "ein Entwurf für später"),
+    Begin(1, 2, [3, 4], 9, Sampling(temperature=0.7, top_k=3), 2**70, RULES),
+    Commit(1, [2, 3], 3, 2, [1, 2]),
+    End(1, []),
+    RequestDistribution(1, 2),
+    Drafted(1, [(1, 0, 5, True, None), (2, 1, 5, False, 0.3)], 1, 2, 0.1, 0.2),
+    Pause(1, 2),
+    Distribution.of(0, 1, SPARSE),
+    Distribution.of(0, 1, DENSE),
+]
+
+
+def test_messages_come_back_as_they_were():
+    assert {type(message) for message in MESSAGES} == set(messages._KINDS)
+    for message in MESSAGES:
+        found = decode(encode(message))
+        assert (type(found), found) == (type(message), message)
+    for dense, message in zip((SPARSE, DENSE), MESSAGES[-2:], strict=True):
+        found = decode(encode(message))
+        assert torch.equal(found.tensor(), dense)
+
+
+@pytest.mark.parametrize("kind", range(len(messages._KINDS)))
+def test_a_pickle_is_no_message(kind):
+    with pytest.raises(ValueError, match="Invalid JSON"):
+        decode(bytes([kind]) + pickle.dumps(print))

@@ -8,16 +8,16 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.drafter import Outcome, Resources, SlotState
+from specdec_core.drafting.drafter import Outcome, Resources
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.messages import Begin, Compiling, Configured, Drafted, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import RemoteDistribution
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.proofs import sequence
 from tests.specdec_core.fits import p_value
 from tests.specdec_core.tokens.test_lossless import counted, joint, toy_pair
 
@@ -182,39 +182,40 @@ class Scripted:
         return said
 
 
-def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_were_judged():
+def scripted():
+    """A drafter with one open sequence, its link, and the number of the sequence's root."""
     link = Scripted()
     resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
     drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
-    sequence = SlotState(0, [5, 6], Sampling(), RandomStream(0, 320), room=20)
-    drafter.open([sequence])
+    own = sequence([5, 6], room=20)
+    drafter.open([own])
     [root] = [message.root for message in link.heard if isinstance(message, Begin)]
+    return drafter, own, link, root
+
+
+def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_were_judged():
+    drafter, own, link, root = scripted()
     numbers = [root, 1, 2, 3, 4]
     chain = [(n, before, 10 + n, True, None) for before, n in itertools.pairwise(numbers)]
     link.to_say += [Drafted(0, chain, 4, 4, 0.0, 0.001), Pause(0, 4)]
-    [tree] = drafter.propose([sequence])
-    drafter.arrived([sequence], [tree])
+    [tree] = drafter.propose([own])
+    drafter.arrived([own], [tree])
     assert tree.tokens == [11, 12, 13]
-    sequence.tokens += tree.tokens
-    drafter.observe(sequence, Outcome(tree, [0, 1, 2], tree.tokens, 0.0))
+    own.tokens += tree.tokens
+    drafter.observe(own, Outcome(tree, [0, 1, 2], tree.tokens, 0.0))
     link.timeouts.clear()
-    [tree] = drafter.propose([sequence])
+    [tree] = drafter.propose([own])
     assert tree.tokens == [14]
     assert not any(link.timeouts)
 
 
 def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled():
-    link = Scripted()
-    resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
-    drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
-    sequence = SlotState(0, [5, 6], Sampling(), RandomStream(0, 320), room=20)
-    drafter.open([sequence])
-    [root] = [message.root for message in link.heard if isinstance(message, Begin)]
+    drafter, own, link, root = scripted()
     link.to_say.append(Compiling(0, root))
-    drafter.propose([sequence])
+    drafter.propose([own])
     assert not any(link.timeouts)
     link.to_say.append(Drafted(0, [(1, root, 11, True, None)], 1, 1, 0.0, 0.001))
-    [tree] = drafter.propose([sequence])
+    [tree] = drafter.propose([own])
     assert tree.tokens == [11]
 
 

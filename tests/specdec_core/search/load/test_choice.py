@@ -1,15 +1,15 @@
-"""The choice for each load follows what was measured, and what was measured is kept."""
+"""The configuration that is chosen for each number of requests."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
 from specdec_core.search.load.live import EngineTimer
-from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.load.schedule import choose_schedule, drafter_at, scheduled
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import LiveSettings, Load, Workload
@@ -172,3 +172,45 @@ def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(repla
     assert one.config_id == SIX.id
     assert {SIX.id, FIVE.id} <= set(two.in_question)
     assert (two.config_id == SIX.id) == (cost > 0)
+
+
+SIX, TWO = configured(chain(max_tokens=6)), configured(chain(max_tokens=2))
+
+
+def ranges(configuration):
+    assert isinstance(configuration.drafter, ScheduleSettings)
+    return configuration.drafter.ranges
+
+
+def test_neighbours_with_one_drafter_are_one_range():
+    chosen = scheduled({1: SIX, 2: SIX, 4: TWO, 8: AUTOREGRESSIVE, 16: AUTOREGRESSIVE})
+    assert ranges(chosen) == {1: SIX.drafter, 3: TWO.drafter, 5: None}
+    drafters = [drafter_at(chosen, n) for n in (1, 2, 3, 4, 5, 99)]
+    assert drafters == [SIX.drafter, SIX.drafter, TWO.drafter, TWO.drafter, None, None]
+
+
+def test_one_configuration_everywhere_is_that_itself():
+    assert scheduled({1: SIX, 8: SIX}) == SIX
+    assert scheduled({4: AUTOREGRESSIVE}) == AUTOREGRESSIVE
+
+
+def test_a_schedule_samples_as_its_parts():
+    sampling = Sampling(temperature=0.5)
+    warm = [each.model_copy(update={"sampling": sampling}) for each in (SIX, AUTOREGRESSIVE)]
+    chosen = scheduled({1: warm[0], 2: warm[1]})
+    assert chosen.sampling == sampling
+    with pytest.raises(ValueError, match="must sample alike"):
+        scheduled({1: warm[0], 2: AUTOREGRESSIVE})
+
+
+def test_a_change_has_to_gain_something():
+    rows = [
+        (clients, each.id, value)
+        for clients, values in {1: (100, 150, 90), 4: (200, 199.5, 201), 8: (300, 200, 250)}.items()
+        for each, value in zip((AUTOREGRESSIVE, SIX, TWO), values, strict=True)
+    ]
+    simulated = pd.DataFrame(rows, columns=["clients", "config_id", "tokens_per_second"])
+    known = [AUTOREGRESSIVE, SIX, TWO]
+    assert ranges(choose_schedule(simulated, known)) == {1: SIX.drafter, 5: None}
+    eager = choose_schedule(simulated, known, tolerance=0)
+    assert ranges(eager) == {1: SIX.drafter, 2: TWO.drafter, 5: None}

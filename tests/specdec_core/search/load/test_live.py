@@ -1,20 +1,47 @@
-"""The simulation takes the live engine's steps: the same requests, chunks and candidates."""
+"""The simulation takes the steps, candidates and answers of the live engine."""
 
 import random
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from dashboards.reports.load_choice import loads
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.search.load.answers import Answers, SimulatedRound
+from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.search.load import decoded
+from specdec_core.search.load.answers import (
+    Answers,
+    SimulatedRound,
+    drafters_by_load,
+    replayed_answers,
+)
+from specdec_core.search.load.choice import choose_for_load
+from specdec_core.search.load.decoded import (
+    KeptRounds,
+    can_simulate,
+    recorded_requests,
+    with_decoded,
+)
 from specdec_core.search.load.live import run_arrivals
-from specdec_core.search.load.simulator import RequestShape, simulate_clients
-from specdec_core.search.load.step_costs import StepCosts
+from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.load.simulator import RequestShape, shapes_of, simulate_clients
+from specdec_core.search.load.step_costs import State, StepCosts
+from specdec_core.search.load.workload import Workload
+from specdec_core.tokens.statistics import rounds_frame
 from tests.live_steps import LiveSteps
+from tests.load_timer import ALWAYS_FREE, recorded
 from tests.specdec_core.kinds import chain, configured
+from tests.specdec_core.recordings.recorded import replay_of
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 CONFIGURATIONS = {
@@ -121,3 +148,242 @@ def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair):
     assert (records["first"] > records["sent"]).all()
     assert (records["last"] >= records["first"]).all()
     assert records["error"].isna().all()
+
+
+TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
+REPLAYABLE: Mapping[str, dict[str, Any]] = {
+    "chain": CHAIN,
+    "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
+    "bandit": {"kind": "bandit", "arms": [CHAIN, {"kind": "suffix"}]},
+    "hybrid": {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": CHAIN},
+}
+SLOW_BEYOND_A_FEW = StepTimes(
+    target=ForwardTerms(fixed=0.01, per_token_beyond=0.01, knee=26),
+    drafts={"draft": ForwardTerms(fixed=0.0001)},
+)
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair, tmp_path_factory):
+    return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def decode(replay, tiny_pair):
+    engine = Engine(tiny_pair)
+
+    def rounds(configuration):
+        engine.configure(configuration)
+        return rounds_frame(engine.generate(recorded_requests(replay.recording)))
+
+    return rounds
+
+
+def simulated(replay, configuration, clients):
+    """Every prompt, asked once."""
+    answers = replayed_answers(replay, configuration)
+    shapes = shapes_of(answers, len(answers))
+    return simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, clients, Limits(4), log=True)
+
+
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_live_rounds_simulate_as_replayed_ones(name, replay, decode):
+    configuration = configured(REPLAYABLE[name])
+    assert replay.can(configuration)
+    rounds = ReplayedRounds.of_frame(decode(configuration), replay.recording.prompts.ids)
+    live = replay.knowing({configuration.id: rounds})
+    for clients in (1, 4):
+        runs = [simulated(known, configuration, clients) for known in (replay, live)]
+        pd.testing.assert_frame_equal(runs[0].records, runs[1].records)
+        assert runs[0].log == runs[1].log
+
+
+def test_a_tree_is_simulated_as_the_engine_decodes_it(replay, decode, tiny_pair):
+    tree = configured(TREE)
+    known = with_decoded(replay, [tree], decode)
+    prompts = enumerate(recorded_requests(replay.recording))
+    requests = [replace(request, id=str(n)) for n, request in prompts]
+    for clients in (1, 4):
+        live = LiveSteps(Engine(tiny_pair, tree, limits=Limits(4)), requests, clients)
+        log = simulated(known, tree, clients).log
+        assert [step.plan for step in log] == live.plans
+        assert [step.candidates for step in log] == live.candidates
+
+
+def test_what_cannot_be_replayed_competes_and_is_marked(replay, decode):
+    tree, chain = configured(TREE), configured(CHAIN)
+    known = with_decoded(replay, [tree, chain], decode)
+    assert can_simulate(known, tree)
+    assert not can_simulate(replay, tree)  # it is unchanged
+    workload = Workload(clients=(1, 4), requests=8)
+    choice, table = choose_for_load([tree, chain], known, SLOW_BEYOND_A_FEW, workload)
+    assert drafter_at(choice.chosen, 1) == tree.drafter
+    assert drafter_at(choice.chosen, 4) == chain.drafter
+    assert set(choice.decoded) == {tree.id, choice.chosen.id}  # the schedule has the tree
+    marked = table.set_index("config_id")["decoded_live"]
+    assert set(marked.index[marked]) == set(choice.decoded)
+    section = loads(choice)
+    assert "† decoded live" in (section.legend or "")
+    assert section.shown["configuration"].str.contains("† ★").any()
+
+
+def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
+    tree = configured(TREE)
+    folder = replay.recording.folder / "decoded"
+    asked: list[str] = []
+
+    def stopped(configuration):
+        raise KeyboardInterrupt
+
+    def noted(configuration):
+        asked.append(configuration.id)
+        return decode(configuration)
+
+    with pytest.raises(KeyboardInterrupt):
+        with_decoded(replay, [tree], KeptRounds(replay.recording, stopped))
+    assert not list(folder.glob("*"))
+    first = with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
+    again = with_decoded(replay, [tree], KeptRounds(replay.recording, stopped))
+    assert asked == [tree.id]
+    assert first.run(tree).counts == again.run(tree).counts
+    assert len(list(folder.iterdir())) == 1
+    # A head or state that is trained anew drafts otherwise.
+    monkeypatch.setattr(decoded, "trained_digests", lambda _: {"state some": "new"})
+    with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
+    assert asked == [tree.id] * 2
+
+
+def test_what_no_rounds_tell_is_refused_as_before(replay, decode):
+    pearl = configured({"kind": "pearl"})
+    with pytest.raises(UserError, match="depends on time"):
+        replayed_answers(with_decoded(replay, [pearl], decode), pearl)
+
+
+ANSWER_TIMES = StepTimes(
+    target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)}
+)
+NEW_TOKENS = 24
+
+
+def answer_chain(k):
+    return {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": k}}
+
+
+PHRASES = {"kind": "token_cache", "learn_from": "output"}
+ANSWER_TREE = {"kind": "tree", "branching": [3, 2, 1]}
+SCHEDULES: dict[str, dict[int, Any]] = {
+    "chains": {1: answer_chain(4), 2: answer_chain(2), 4: None},
+    "a rule": {1: {"kind": "svip"}, 2: answer_chain(2), 4: None},
+    "lookups": {1: {"kind": "suffix"}, 2: None, 3: {"kind": "prompt_lookup"}},
+    "the latest phrases": {1: PHRASES, 2: {"kind": "suffix", "tree": True}},
+    "a tree": {1: ANSWER_TREE, 3: answer_chain(3)},
+    "a schedule inside": {1: {"kind": "schedule", "ranges": {1: 4, 3: None}}, 2: 2, 5: 3},
+}
+
+
+def schedule(ranges):
+    return configured({"kind": "schedule", "ranges": ranges})
+
+
+@pytest.fixture(scope="module")
+def answers_replay(tiny_pair, tmp_path_factory):
+    texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(9)]
+    return replay_of(tiny_pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
+
+
+def requests(answers_replay):
+    prompts = answers_replay.recording.prompts.tokens
+    return [Request(str(n), tuple(p.tolist()), NEW_TOKENS) for n, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("limits", [Limits(5), Limits(5, step_tokens=24, cache_tokens=512)])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_steps_of_answers_are_the_live_engines(kind, limits, answers_replay, tiny_pair):
+    configuration = schedule(SCHEDULES[kind])
+    answers = replayed_answers(answers_replay, configuration)
+    shapes = shapes_of(answers, len(answers))
+    used: set[int | None] = set()
+    for clients in (1, 2, 5):
+        engine = Engine(tiny_pair, configuration, limits=limits)
+        live = LiveSteps(engine, requests(answers_replay), clients)
+        simulated = simulate_clients(
+            StepCosts(answers, ANSWER_TIMES), shapes, clients, limits, log=True
+        )
+        assert [step.plan for step in simulated.log] == live.plans
+        assert [step.candidates for step in simulated.log] == live.candidates
+        used |= {r.arm for g in live.generations.values() for r in g.rounds}
+    assert len(used) > 1
+
+
+def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(answers_replay, tiny_pair):
+    configuration = schedule({1: {"kind": "heuristic", "start": 3}, 2: None})
+    answers = replayed_answers(answers_replay, configuration)
+    shapes = shapes_of(answers, len(answers))
+    live = LiveSteps(Engine(tiny_pair, configuration, 2), requests(answers_replay), 1)
+    simulated = simulate_clients(StepCosts(answers, ANSWER_TIMES), shapes, 1, Limits(2), log=True)
+    assert [step.candidates for step in simulated.log] == live.candidates
+    # With changes of the load it still answers everything.
+    simulated = simulate_clients(StepCosts(answers, ANSWER_TIMES), shapes, 2, Limits(2))
+    assert simulated.records["tokens"].tolist() == list(answers.lengths)
+
+
+def test_ranges_within_ranges_are_ranges():
+    found = drafters_by_load(schedule(SCHEDULES["a schedule inside"]).drafter)
+    lengths = {n: each and each.depth for n, each in found.items()}
+    assert lengths == {1: 4, 2: 2, 5: 3}
+
+
+def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(answers_replay):
+    alone = replayed_answers(answers_replay, configured(answer_chain(4)), whole=True).rounds[1]
+    for first, *later in alone:
+        assert (first.drafted, first.draft_forwards) == (0, 4)
+        assert {(each.drafted, each.draft_forwards) for each in later} <= {(4, 4)}
+    changing = schedule(SCHEDULES["chains"])
+    by_load = replayed_answers(answers_replay, changing, whole=True)
+    for least, most in {1: 4, 2: 2, 4: 0}.items():
+        for answer in by_load.rounds[least]:
+            assert {each.draft_forwards for each in answer} == {most}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "by_load"),
+    [
+        (answer_chain(2), {1: {10}}),
+        ({"kind": "schedule", "ranges": {1: answer_chain(2), 2: None}}, {1: {10}, 2: {0}}),
+        (
+            {"kind": "schedule", "ranges": {1: {"kind": "suffix"}, 2: answer_chain(2)}},
+            {1: {1000}, 2: {10}},
+        ),
+        ({"kind": "bandit", "arms": [answer_chain(2), {"kind": "suffix"}]}, {1: {0, 10, 1000}}),
+    ],
+)
+def test_a_step_takes_the_time_of_what_proposes_in_it(drafter, by_load, answers_replay):
+    times = ANSWER_TIMES.model_copy(update={"proposals": {"draft draft": 10.0, "suffix": 1000.0}})
+    answers = replayed_answers(answers_replay, configured(drafter))
+    costs, without = StepCosts(answers, times), StepCosts(answers, ANSWER_TIMES)
+    for least, expected in by_load.items():
+        shares = {}
+        for shape, n in product(shapes_of(answers, len(answers)), range(6)):
+            place = shape, least, State(n, n, shape.prompt_tokens + n, costs.unread)
+            share, bare = costs.round(*place).share, without.round(*place).share
+            shares[round(costs.seconds([share]) - without.seconds([bare]))] = share, bare
+        assert shares.keys() == expected
+        # Rows of one step pay for it once.
+        both, bare = zip(*shares.values(), *shares.values(), strict=True)
+        assert round(costs.seconds(both) - without.seconds(bare)) == sum(expected)
+
+
+def test_everywhere_begins_at_every_position(answers_replay):
+    for drafter in (None, answer_chain(4), ANSWER_TREE, {"kind": "suffix"}):
+        configuration = configured(drafter)
+        everywhere, in_order = (
+            answers_replay.everywhere(configuration),
+            answers_replay.run(configuration),
+        )
+        assert len(everywhere.prompt) == sum(map(len, answers_replay.recording.prompts.outputs))
+        starts = zip(everywhere.prompt, everywhere.position, strict=True)
+        begins = {p: n for n, p in enumerate(starts)}
+        same = [begins[p] for p in zip(in_order.prompt, in_order.position, strict=True)]
+        for name in ("drafted", "accepted", "generated", "draft_forwards", "draft_tokens"):
+            assert np.array_equal(getattr(everywhere, name)[same], getattr(in_order, name))

@@ -1,4 +1,4 @@
-"""vLLM completes the same prompts with the same tokens, from a separate environment."""
+"""vLLM is started as asked, writes what transformers writes, and drafts with heads saved here."""
 
 import json
 from itertools import pairwise
@@ -6,17 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
-from specdec_core.servers.vllm.process import VENV, has_suffix, sharing_processes
+from specdec_core.servers.vllm.process import (
+    VENV,
+    has_suffix,
+    inherited_environment,
+    process_environment,
+    sharing_processes,
+)
 from specdec_core.servers.vllm.server import SUFFIX
+from tests.commands import ran
 from tests.peers import peers_of
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
@@ -190,3 +199,58 @@ def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path):
         with peers[name] as peer:
             written.append(peer.decode(PROMPT, 24))
     assert written[0] == written[1]
+
+
+NEEDS_VLLM = pytest.mark.skipif(
+    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
+)
+SCRIPT = Path(__file__).with_name("drafts.py")
+PROMPT, NEW, DRAFTED = list(range(5, 20)), 8, 3
+
+
+def drafts_of_vllm(folder):
+    request = {"head": str(folder), "prompt": PROMPT, "new": NEW}
+    environment = inherited_environment() | process_environment(1)
+    options = {"input": json.dumps(request), "env": environment, "timeout": 600}
+    return json.loads(ran(VENV / "bin" / "python", "-P", SCRIPT, **options))
+
+
+@torch.no_grad()
+def drafted(head, target, text):
+    """What the head expects after a text, one token after the other."""
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer] for layer in head.settings.feature_layers], -1)
+    read, tokens = head.fused(features)[:, :-1], text[1:]
+    for _ in range(DRAFTED):
+        n = len(tokens)
+        mask = torch.full((1, 1, n, n), float("-inf")).triu(1)
+        after = head(torch.tensor([tokens]), read, torch.arange(n)[None], mask)
+        tokens = [*tokens, int(head.spread(head.logits(after[:, -1])).argmax())]
+        read = torch.cat([read, after[:, -1:]], 1)
+    return tokens[-DRAFTED:]
+
+
+VARIANT = {"feature_layers": (1, 5), "norm_before_residual": True, "norm_before_fc": True}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "changes"), [(1000, {}), pytest.param(4096, VARIANT, marks=pytest.mark.long)]
+)
+@NEEDS_VLLM
+def test_vllm_drafts_the_same(tmp_path, vocabulary, changes):
+    name = resolve_path("bundled:target")
+    target = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    torch.manual_seed(0)
+    head = EagleHead(EagleSettings.for_target(target.config, vocabulary, **changes))
+    head.propose_only(torch.randperm(4096)[:vocabulary].sort().values)
+    card = EagleCard(target=name, target_fingerprint="0" * 16, speculative_tokens=DRAFTED)
+    save_head(head, tmp_path / "head", card)
+    found = drafts_of_vllm(tmp_path / "head")
+    loaded = load_head(str(tmp_path / "head"), target.config)
+    loaded.embed_tokens = target.get_input_embeddings()
+    read = len(PROMPT)
+    for draft in found["drafts"]:
+        read += 1  # a random head's drafts are not accepted
+        text = [*PROMPT, *found["tokens"]][:read]
+        assert drafted(loaded, target, text) == draft
+    assert read == len(PROMPT) + NEW
