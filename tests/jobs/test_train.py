@@ -1,8 +1,12 @@
-"""`specdec train draft` and `specdec train eagle` train on recorded answers, once."""
+"""`specdec train` trains drafts, EAGLE heads and decision heads once, and refuses bad input."""
+
+import shutil
 
 import pytest
 
-from jobs import train_draft, train_eagle
+from jobs import train_draft, train_eagle, train_head
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.heads.storage import load_card as load_head_card
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.training.eagle.training import EagleTrainingCard
@@ -11,6 +15,7 @@ from specdec_core.training.reduced_draft.training import DraftTrainingCard
 from tests.commands import printed
 from tests.registered import runs_in
 from tests.specdec_core.training.conftest import recorded_answers
+from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 SMALL = ("draft_vocab_size=100", "batch_tokens=100", "epochs=2")
 DRAFT = ("width=16", "layers=1", "inner=16", "heads=2", "key_value_heads=1")
@@ -54,3 +59,67 @@ def test_a_head_is_trained_and_not_trained_again(command, tiny_pair, home):
     assert 50 < sum(card.texts.values()) <= 60  # an answer may be empty
     assert "kept_acceptance_greedy_2" in data.metrics
     assert files == ["head"]
+
+
+@pytest.fixture(scope="module")
+def recordings_home(empty_store, tiny_pair, tmp_path_factory):
+    """A workspace with a recording named `numbers`, and one of another target."""
+    recordings_home = tmp_path_factory.mktemp("home")
+    shutil.copy(empty_store, recordings_home / "mlflow.db")
+    fingerprints = tiny_pair.fingerprints
+    recordings: dict[str, tuple[int, dict]] = {
+        "numbers": (len(PROMPTS), {}),
+        "other": (2, {"fingerprints": {**fingerprints, "target": "x"}}),
+    }
+    for name, (prompts, changes) in recordings.items():
+        folder = recordings_home / "traces" / name
+        record(tiny_pair, folder, range(prompts), **{"fingerprints": fingerprints, **changes})
+    return recordings_home
+
+
+def test_heads_are_trained_once(command, ray_running, recordings_home):
+    arguments = [
+        *("--recording", "numbers", "--learning-rate", "1e-3"),
+        *("--depths", "0,1", "--w-rej", "6", "--kinds", "specdecpp,t2", "--set", "epochs=2"),
+    ]
+    first, second = (command(train_head.main, recordings_home, *arguments) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    names = ["draft-specdecpp-d0-w6", "draft-specdecpp-d1-w6", "draft-t2"]
+    for name in names:
+        assert name in first.stdout
+        assert load_head_card(recordings_home / "heads" / name).settings.epochs == 2
+    for shown in ("eval/KL", "test/KL", "AUC"):
+        assert shown in first.stdout
+    assert "resuming: 3 of 3 done" in second.stdout
+    assert second.returncode == 0, second.stderr
+
+
+def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once():
+    specs = train_head.grid("specdecpp,t1,joint", (0, 3), (1.0, 12.0), width=32)
+    assert [spec.label for spec in specs] == [
+        *("specdecpp-d0-w1", "specdecpp-d3-w1", "specdecpp-d0-w12", "specdecpp-d3-w12"),
+        *("t1", "joint"),
+    ]
+    assert specs[-1].width == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"recording": ["nowhere"]}, "no such folder, and no recording of that name"),
+        ({"draft": "huge"}, "no draft 'huge'"),
+        ({"kinds": "specdecpp,t9"}, "kind: .*t9"),
+        ({"depths": "1,deep"}, "--depths 1,deep: expected numbers"),
+        ({"w_rej": "0"}, "w_rej: .*greater than 0"),
+        ({"recording": ["numbers", "other"]}, "other and .*numbers: other target weights"),
+    ],
+)
+def test_bad_input_gets_one_line_before_anything_is_trained(
+    options, complaint, recordings_home, monkeypatch
+):
+    monkeypatch.setenv("SPECDEC_HOME", str(recordings_home))
+    before = set((recordings_home / "heads").glob("*"))
+    with pytest.raises(UserError, match=complaint) as error:
+        train_head.main(**{"recording": ["numbers"], **options})
+    assert "\n" not in str(error.value)
+    assert set((recordings_home / "heads").glob("*")) == before

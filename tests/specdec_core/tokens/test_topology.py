@@ -1,4 +1,4 @@
-"""A slice of a big mask is the mask that the parents ask for."""
+"""Token trees, and the masks that their parents ask for."""
 
 import pytest
 import torch
@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.engine import Engine, Request
-from specdec_core.tokens.token_tree import ROOT
+from specdec_core.tokens.statistics import TokenOrigin
+from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import Topologies, after_text, k_configuration, static_tree
+from tests.specdec_core.drafting.proofs import paths
 from tests.specdec_core.kinds import configured
 
 POSITIONS = 80
@@ -122,3 +124,41 @@ def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(tiny_pai
         accepted = sum(r.accepted for g in engine.generate(asked) for r in g.rounds)
         assert accepted > 0
     assert [set(map(id, r.topologies._known.values())) for r in runners] == built
+
+
+phrases = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
+
+
+@given(phrases)
+def test_grafted_phrases_make_the_trie_of_their_prefixes(phrases):
+    tree = TokenTree()
+    for phrase in phrases:
+        last = tree.graft(ROOT, phrase, TokenOrigin.CACHE)
+        assert last == ROOT if not phrase else tree.tokens[last] == phrase[-1]
+    prefixes = {tuple(phrase[:n]) for phrase in phrases for n in range(1, len(phrase) + 1)}
+    assert sorted(paths(tree)) == sorted(prefixes), "each path is there once"
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+    assert tree.depth == max(map(len, phrases), default=0)
+
+
+@given(phrases)
+def test_children_lists_every_node_once_in_the_order_added(phrases):
+    tree = TokenTree()
+    for phrase in phrases:
+        tree.graft(ROOT, phrase, TokenOrigin.CACHE)
+    children = tree.children()
+    assert sorted(node for own in children.values() for node in own) == list(range(len(tree)))
+    assert all(own == sorted(own) for own in children.values())
+
+
+def test_a_phrase_grafted_onto_a_drawn_node_keeps_the_distribution_it_was_drawn_from():
+    tree = TokenTree.chain([5, 6], TokenOrigin.DRAFT)
+    last = tree.graft(0, [6, 7], TokenOrigin.CACHE)
+    assert tree.tokens == [5, 6, 7]
+    assert tree.parents == [ROOT, 0, 1]
+    assert last == 2
+    assert tree.origins == [TokenOrigin.DRAFT, TokenOrigin.DRAFT, TokenOrigin.CACHE]
+    assert tree.is_chain
+    tree.graft(0, [9], TokenOrigin.CACHE)
+    assert not tree.is_chain
+    assert tree.depths() == [0, 1, 2, 1]
