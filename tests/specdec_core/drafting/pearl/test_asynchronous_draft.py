@@ -295,6 +295,7 @@ MESSAGES: list[Message] = [
     RequestDistribution(1, 2),
     Drafted(1, [(1, 0, 5, True, None), (2, 1, 5, False, 0.3)], 1, 2, 0.1, 0.2),
     Pause(1, 2),
+    Compiling(1, 2),
     Distribution.of(0, 1, SPARSE),
     Distribution.of(0, 1, DENSE),
 ]
