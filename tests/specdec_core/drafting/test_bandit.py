@@ -19,7 +19,7 @@ CHAIN, LOOKUP, SUFFIX = chain(max_tokens=4), {"kind": "prompt_lookup"}, {"kind":
 MIXED = (
     CHAIN,
     chain("confidence", threshold=0.3, max_tokens=6),
-    chain("pre_cut", max_tokens=5),
+    chain("break_even", max_tokens=5),
     {"kind": "tree", "branching": (3, 2)},
     {"kind": "post_use", "policy": {"kind": "fixed", "max_tokens": 4}},
     LOOKUP,

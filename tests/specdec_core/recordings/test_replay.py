@@ -43,7 +43,7 @@ UNEVEN = {"kind": "tree", "branching": (2, (3, 1), (2, 0, 0, 1), 1, 1)}
 # Drafters that see one request alone, and drafters that remember earlier requests.
 DRAFTERS: dict[str, Drafter] = {
     "chain": SVIP_CHAIN,
-    "chain that learns": chain("pre_cut"),
+    "chain that learns": chain("break_even"),
     "chain by a head": chain("decision", head="joint", threshold=0.3, cumulative=True),
     "deep tree": {"kind": "tree", "branching": (3, 1, 2, 1, 1, 1, 1)},
     "uneven tree": UNEVEN,
@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Drafter] = {
     "cascade that learns": {"kind": "cascade", "proposer": CACHE, "policy": policy("heuristic")},
     "reuse at the target": {"kind": "post_use", "cache": CACHE, "at_draft": 0},
     "reuse at both": {"kind": "post_use", "cache": CACHE, "policy": policy("heuristic", start=8)},
-    "hybrid that learns": {"kind": "hybrid", "otherwise": chain("pre_cut")},
+    "hybrid that learns": {"kind": "hybrid", "otherwise": chain("break_even")},
     "hybrid with a tree": {"kind": "hybrid", "lookup": CACHE, "min_match": 1, "otherwise": UNEVEN},
     "merged": {"kind": "hybrid", "otherwise": chain("heuristic"), "merge": True},
     "extended": {"kind": "hybrid", "otherwise": SVIP_CHAIN, "extend": True},

@@ -20,7 +20,8 @@ from specdec_core.tokens.grammar import MAX_SOURCE, Grammar, Grammars
 from tests.conftest import tiny_tokenizer
 from tests.specdec_core.tokens.test_detokenising import metaspace
 
-GRAMMAR = Grammar("regex", "(ab|cd){2,3}x")
+# Each is compiled once in a process.
+GRAMMAR, OTHER = (Grammar("regex", f"(ab|cd){{2,3}}{end}") for end in "xy")
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(client, monkeypatch):
@@ -104,7 +105,7 @@ def test_an_engines_process_steps_while_a_grammar_is_compiled(tiny_pair, blocked
     ours, theirs = Pipe()
     inbox = _Inbox(engine, theirs)
     for name in ("slow", "left"):
-        ours.send(("add", request(engine, name, GRAMMAR)))
+        ours.send(("add", request(engine, name, OTHER)))
         inbox.handle()
     ours.send(("add", request(engine, "quick")))
     ours.send(("cancel", "left"))
