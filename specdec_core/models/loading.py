@@ -50,8 +50,9 @@ def load_weights(
 def load_skeleton(name: str) -> PreTrainedModel:
     """A model without its weights: its configuration and generation settings. It is on the device
     `meta` and cannot be run."""
+    config = load_config(name)  # may unpack weights, which is not for `meta`
     with torch.device("meta"):
-        model = build(load_config(name), name)
+        model = build(config, name)
     model.generation_config = read_generation_settings(name, located(name))
     return model
 
