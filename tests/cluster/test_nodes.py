@@ -31,7 +31,7 @@ from specdec_core.search.plan import Plan
 from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster import fake_gpus
-from tests.commands import QUICK, prompts_file
+from tests.commands import QUICK, ROOT, prompts_file
 from tests.configurations import PEARL, drafting
 
 
@@ -103,7 +103,7 @@ def in_a_process(function):
 
 @pytest.fixture
 def quiet(monkeypatch):
-    for name, value in QUIET.items():
+    for name, value in {**QUIET, "PYTHONPATH": str(ROOT)}.items():  # workers import tests
         monkeypatch.setenv(name, value)
 
 
