@@ -163,6 +163,7 @@ def main(
             loads=plan.loads,
             slo=plan.slo,
             slots=plan.slots,
+            one_server=plan.one_server,
             rows=servers,
             notes=notes,
             environment=under_way.facts,

@@ -106,7 +106,7 @@ def run_server_sweep(
     tokenizer = check_pair(plan.pair, served=True)
     asked = plan.prompts
     recorded = asked.described(asked.load(tokenizer))
-    prompts, others_raced = _raced(plan, recorded.count, race.needed, tokenizer)
+    race, prompts, others_raced = _raced(plan, race, recorded.count, tokenizer)
     weights = weights_here(plan.pair, plan.samples)
     _check_files(plan, tokenizer, weights)
     given = "" if costs is None else f" {costs.model_dump_json()}"
@@ -152,14 +152,19 @@ def run_server_sweep(
 
 
 def _raced(
-    plan: ResolvedPlan, recorded: int, needed: int, tokenizer: Any
-) -> tuple[list[Prompt], bool]:
+    plan: ResolvedPlan, race: LoadPlan, recorded: int, tokenizer: Any
+) -> tuple[LoadPlan, list[Prompt], bool]:
     """The prompts of the race: those after the ones that are recorded, where there are enough, else
-    the first ones; and whether they are other ones."""
-    asked = plan.prompts
-    found = load_prompts(asked.source, recorded + needed, tokenizer, asked.chat_template)
-    others = found[recorded:]
-    return (others, True) if len(others) >= needed else (found[:needed], False)
+    the first ones; and whether they are other ones. A started server answers all loads, if there
+    are enough prompts to send none of them twice."""
+    together = {"one_server": True, "slots": max(race.clients)}
+    asked, whole = plan.prompts, race.model_copy(update=together)
+    found = load_prompts(asked.source, recorded + whole.needed, tokenizer, asked.chat_template)
+    for others_raced, prompts in ((True, found[recorded:]), (False, found)):
+        for each in (whole, race):
+            if len(prompts) >= each.needed:
+                return each, prompts[: each.needed], others_raced
+    return race, found, False
 
 
 def _check_files(plan: ResolvedPlan, tokenizer: Any, weights: Mapping[str, str] | None) -> None:
@@ -415,6 +420,8 @@ class _ServerSweep:
             max_new_tokens=self.race.max_new_tokens,
             repeats=self.race.repeats,
             loads=self.race.loads,
+            slots=self.race.slots,
+            one_server=self.race.one_server,
             rows=rows,
             notes=notes,
             environment=facts,

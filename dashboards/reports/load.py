@@ -167,11 +167,16 @@ def how_measured(result: LoadResult) -> list[str]:
             f" client sent them {np.median(late):.1f} ms late (median), {late.max():.0f} at most"
         )
         slots += [] if result.slots is not None else [f"{SLOTS} at a rate"]
+    starts = (
+        "once in each repeat, for all loads, each with prompts of its own"
+        if result.one_server
+        else "anew for every load"
+    )
     return [
         *lines,
-        "sent over /v1/completions, streamed; every server was started anew for every load,"
-        " interleaved with the others, and warmed up with other prompts, all at once; no prompt was"
-        " sent to a server twice",
+        f"sent over /v1/completions, streamed; every server was started {starts}, interleaved with"
+        " the others, and warmed up with other prompts, all at once; no prompt was sent to a server"
+        " twice",
         f"requests decoded together: {', '.join(slots)}; prefix caches off",
         *result.notes,
     ]

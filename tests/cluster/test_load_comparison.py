@@ -33,6 +33,7 @@ from tests.load_result import records
 from tests.local_server import LocalServer, engine_server
 from tests.observers import Heard
 
+PAIR = (AUTOREGRESSIVE, CHAIN)
 PLAN = LoadPlan(clients=(1, 2), requests=4, repeats=2, max_new_tokens=6)
 
 
@@ -113,6 +114,48 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(tiny_pair, monkeypa
         assert chain.equal_texts(load, plain) == (8, 8)  # float32
         assert over(chain, plain, load).value > 0
     assert plain.candidates(PLAN.loads[0]) == 0 < chain.candidates(PLAN.loads[0])
+
+
+def test_one_server_answers_all_loads_each_with_prompts_of_its_own(tiny_pair, monkeypatch, parts):
+    turns, plan = Turns(tiny_pair, monkeypatch), PLAN.model_copy(update={"one_server": True})
+    names, log = ("autoregressive", "chain"), Heard()
+    contestants = [turns.contestant(name, c) for name, c in zip(names, PAIR, strict=True)]
+    requests = workload(tiny_pair, plan)
+    assert len(requests) == plan.needed == 2 + 4 + 4
+    plain, chain = compare_servers(plan, contestants, requests, Cores(), parts, log)
+    one, other = [(name, 2) for name in names]
+    assert turns.started == [one, other, other, one]
+    expected = sorted(tuple(request.prompt) for request in requests)
+    assert all(sorted(prompts) == expected for prompts in turns.sent)
+    # The other load is the first one in the second repeat.
+    first, second = (turns.sent[turn][2:6] for turn in (0, -1))
+    assert set(first) & set(second) == set()
+    assert log.steps == 8
+    for load in plan.loads:
+        assert [len(run) for run in chain.of(load)] == [4, 4]
+        assert chain.equal_texts(load, plain) == (8, 8)
+
+
+def test_one_server_that_ends_under_a_load_is_started_again_for_the_next(
+    tiny_pair, monkeypatch, parts, tmp_path
+):
+    plan = PLAN.model_copy(update={"one_server": True, "repeats": 1})
+    turns, observer, started = Turns(tiny_pair, monkeypatch), Heard(), list[int]()
+
+    def ending(slots):
+        started.append(slots)
+        if len(started) > 1:
+            return engine_server(tiny_pair, AUTOREGRESSIVE, slots)
+        command = [sys.executable, "-c", ENDS]
+        return ServerProcess("other", lambda port: [*command, str(port)], os.environ)
+
+    other = Contestant(LoadRow(name="other", group="vllm"), ending, needed=False)
+    plain = turns.contestant("autoregressive", AUTOREGRESSIVE)
+    requests = workload(tiny_pair, plan)
+    plain, ended = compare_servers(plan, [plain, other], requests, Cores(), parts, observer)
+    assert started == [2, 2]
+    assert [ended.errors(load) for load in plan.loads] == [4, 0]
+    assert observer.steps == 4
 
 
 def test_an_interrupted_comparison_goes_on_with_what_is_missing(
@@ -196,7 +239,7 @@ def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
 ):
     turns = Turns(tiny_pair, monkeypatch)
     plan = PLAN.model_copy(update={"clients": (1,), "repeats": 3})
-    made = {"autoregressive": 0.2, "fast": 0.1, "slow": 0.2, "failing": 0.05}
+    made = {"autoregressive": 0.2, "fast": 0.1, "slower": 0.2, "slow": 2.0, "failing": 0.05}
     contestants = [turns.contestant(name, AUTOREGRESSIVE) for name in made]
     for turn in range(3):
         for each in contestants:
@@ -206,8 +249,9 @@ def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
             parts.keep(turn, each.row, run)
     rows = compare_servers(plan, contestants, workload(tiny_pair), Cores(), parts, leave=True)
     [load] = plan.loads
-    assert [len(row.of(load)) for row in rows] == [3, 3, 2, 3]  # after one run nothing is shown
-    _, fast, slow, failing = rows
+    # One run shows what is not a disturbance.
+    assert [len(row.of(load)) for row in rows] == [3, 3, 2, 1, 3]
+    _, fast, _, slow, failing = rows
     assert over(slow, fast, load).high < 1  # over the turns that both had
     assert over(failing, fast, load).low > 1  # and yet it shows nothing of others
 

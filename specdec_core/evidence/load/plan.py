@@ -23,7 +23,8 @@ SLOTS = 16  # of a server to which requests come at a rate
 
 
 class LoadPlan(BenchPlan):
-    """A benchmark over HTTP. Each load is measured on a server that is started for it.
+    """A benchmark over HTTP. A server is started for each load, or with `one_server` for all loads,
+    each with prompts of its own.
 
     With n `clients` each client sends its next request when its last is answered: `waves` requests,
     or more where together there would be fewer than `least`. At each of `rates`, requests a second,
@@ -44,6 +45,7 @@ class LoadPlan(BenchPlan):
     least: PositiveInt = 24
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
+    one_server: bool = False
 
     @property
     def loads(self) -> list[Load]:
@@ -53,6 +55,11 @@ class LoadPlan(BenchPlan):
             *(Load(clients=n, requests=self.requests or count) for n, count in closed),
             *(Load(rate=rate, requests=self.requests or self.arrivals) for rate in self.rates),
         ]
+
+    @property
+    def groups(self) -> list[list[Load]]:
+        """The loads that a started server answers."""
+        return [self.loads] if self.one_server else [[load] for load in self.loads]
 
     def together(self, load: Load) -> int:
         """Requests that a server decodes together: its slots."""
@@ -69,8 +76,8 @@ class LoadPlan(BenchPlan):
 
     @property
     def needed(self) -> int:
-        """Prompts that the largest run needs; none is sent twice."""
-        return self.set_aside + max(load.requests for load in self.loads)
+        """Prompts that a started server needs at most; none is sent twice."""
+        return self.set_aside + max(sum(load.requests for load in group) for group in self.groups)
 
     def check(self) -> None:
         """Raises :class:`UserError` for what cannot be measured under load."""
@@ -94,10 +101,11 @@ class LoadPlan(BenchPlan):
         servers get the same tokens. Raises :class:`UserError` for prompts that are too few or do
         not fit."""
         if len(prompts) < self.needed:
-            largest = max(self.loads, key=lambda load: load.requests)
+            most = max(self.groups, key=lambda group: sum(load.requests for load in group))
+            loads = " and ".join(load.label for load in most)
             raise UserError(
-                f"{self.prompts.source}: {len(prompts)} prompts, but {largest.label}"
-                f" need {self.needed}, {self.set_aside} of them to warm up: no prompt is sent twice"
+                f"{self.prompts.source}: {len(prompts)} prompts, but {loads} need {self.needed},"
+                f" {self.set_aside} of them to warm up: no prompt is sent twice"
                 " to a server; give more prompts, or fewer --requests, --clients or --slots"
             )
         texts = conversations(prompts, pair.tokenizer, self.max_new_tokens, pair.max_length)
@@ -105,7 +113,10 @@ class LoadPlan(BenchPlan):
 
     def requests_of(self, load: Load, workload: Sequence[LoadRequest]) -> list[LoadRequest]:
         """The measured requests of a workload: at a rate with arrival times, the same for all."""
-        measured = list(workload[self.set_aside :][: load.requests])
+        before = self.set_aside
+        if self.one_server:
+            before += sum(each.requests for each in self.loads[: self.loads.index(load)])
+        measured = list(workload[before:][: load.requests])
         if load.rate is None:
             return measured
         arrivals = arrival_times(load.rate, len(measured), seed=self.seed).tolist()

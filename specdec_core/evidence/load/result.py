@@ -94,6 +94,7 @@ class LoadResult(Comparison[LoadRow]):
     loads: list[Load]  # clients, then rates
     slo: Slo | None = None
     slots: int | None = None  # unset, as many as there are clients, or the plan's at a rate
+    one_server: bool = False  # a started server answered all loads
 
     def of(self, group: str) -> list[LoadRow]:
         return [row for row in self.rows if row.group == group]
