@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards import look, ranking
-from dashboards.figures.frontier import chain_speedup, frontier, pareto
+from dashboards.figures.frontier import frontier, pareto
 from dashboards.figures.heads import reliability_diagram
 from dashboards.figures.sweep import speedups, time_per_token
 from dashboards.reports.heads import fits
@@ -134,20 +134,6 @@ def test_a_frontier_keeps_what_nothing_beats_in_both_rates():
     assert rates == [(0.2, 0.5), (0.5, 0.3), (0.9, 0.2)]
 
 
-def test_lines_of_equal_latency_agree_with_the_estimates(result):
-    trial = next(t for t in result.trials if t.configuration.family == "fixed")
-    profile, counts = result.profile, trial.counts
-    n = counts["n"]
-    # the last verification of a request may throw its own token away; compare where it did not
-    assert counts["n_draft"] + counts["n_target"] == n + counts["n_discarded"]
-    rates = np.array([counts["n_discarded"], counts["n_target"]]) / n
-    predicted = chain_speedup(profile, "draft", *rates)
-    assert predicted == pytest.approx(trial.metrics["estimated_speedup"], rel=1e-6)
-    (lines,) = [trace for trace in frontier(result).data if trace.type == "contour"]
-    drawn = [[chain_speedup(profile, "draft", x, y) for x in lines.x] for y in lines.y]
-    assert np.allclose(lines.z, drawn)
-
-
 def test_timed_bars_are_solid_with_intervals_and_estimated_ones_are_lighter(result):
     bars = [t for t in speedups(result).data if isinstance(t, go.Bar)]
     timed = {t.config_id: t for t in result.timings}
@@ -210,17 +196,6 @@ def test_a_second_draft_is_told_apart(result):
     assert fronts["fixed K · draft"].line.dash == "solid"  # the champion's draft
     assert fronts["fixed K · other"].line.dash == "dot"
     draw_all(result)
-
-
-def lab(colour, vision):
-    """CIE L*a*b* of an sRGB colour as someone with `vision` sees it."""
-    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array([
-        [0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]
-    ])  # fmt: skip
-    x, y, z = np.cbrt(to_xyz @ np.clip(vision @ linear, 1e-3, 1) / [0.9505, 1, 1.089])
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def test_every_drafter_has_a_look_of_its_own():
