@@ -140,7 +140,6 @@ class Server(ABC):
     eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
     both_occurrences: ClassVar[bool] = False  # whether it has settings for either occurrence
-    fixed_lengths: ClassVar[tuple[str, ...]] = ()  # kinds of drafters with one length a start
     measures: ClassVar[bool] = False  # whether its plug-in measures what a target forward costs
 
     # Settings
@@ -203,9 +202,8 @@ class Server(ABC):
         can start."""
         return None
 
-    def peers(self, pair: Pair, modes: Sequence[Mode], shared: bool = False) -> list[Peer]:
-        """A peer for each mode, not yet open. Modes that differ in their length only may share a
-        process, if `shared`."""
+    def peers(self, pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
+        """A peer for each mode, not yet open."""
         raise NotImplementedError
 
     def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:

@@ -145,7 +145,7 @@ class Transformers(Server):
         places = {name: DraftFile(pair.spec.drafts[name], "model") for name in pair.draft_models}
         return self.compared(drafters, Models(pair.spec.target, places))
 
-    def peers(self, pair: Pair, modes: Sequence[Mode], shared: bool = False) -> list[Peer]:
+    def peers(self, pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
         from specdec_core.servers.transformers.peer import peers_of
 
         return peers_of(pair, modes)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
@@ -23,9 +22,7 @@ from specdec_core.servers.vllm.child import Worker
 from specdec_core.servers.vllm.settings import (
     MODULE,
     NEEDS_ARCTIC,
-    TOKENS,
     VARIABLE,
-    any_load,
 )
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
@@ -35,14 +32,14 @@ _START, _DECODE = 1200, 600
 _ARCTIC = "arctic-inference==0.1.1"
 
 
-class VllmProcess:
-    """A long-lived process of vLLM in one mode, because the speculative settings are fixed at its
-    start. Several peers may share it."""
+class VllmPeer(Peer):
+    """vLLM in one mode, in a long-lived process, because the speculative settings are fixed at its
+    start. It decodes up to `requests` requests together."""
 
     def __init__(self, pair: Pair, mode: Mode, requests: int = 1) -> None:
-        self.eos = sorted(pair.eos_token_ids)
-        self.version = "vllm"
+        self.name, self.with_ours, self.version = mode.name, mode.with_ours, "vllm"
         self._spec, self._mode = pair.spec, mode
+        self._eos = sorted(pair.eos_token_ids)
         self._worker: Worker | None = None
         self._folder = ExitStack()
         self._engine = engine_settings(pair, mode, requests)
@@ -53,17 +50,16 @@ class VllmProcess:
         self.settings = {"engine": self._engine, "environment": self._environment}
 
     def open(self) -> None:
-        """Start the process, if it is not running. Raises :class:`UserError` where it does not."""
         if self._worker is not None:
             return
-        name, plugged = self._mode.name, self._mode.plug_in
-        _check(name, self._mode.settings)
+        plugged = self._mode.plug_in
+        _check(self.name, self._mode.settings)
         folder = Path(self._folder.enter_context(TemporaryDirectory()))
         environment = inherited_environment() | self._environment | library_environment(folder)
         if plugged is not None:
             environment |= plug_in_environment(plugged, self._spec, folder)
         # -P: the script's folder has modules named like the libraries it needs
-        self._worker = Worker(name, [str(interpreter()), "-P", str(_WORKER)], environment)
+        self._worker = Worker(self.name, [str(interpreter()), "-P", str(_WORKER)], environment)
         try:
             hello = self._worker.ask({"engine": self._engine}, _START)
         except BaseException:  # Ctrl-C too
@@ -71,39 +67,6 @@ class VllmProcess:
             raise
         self.version = hello["version"]
         self.settings = {**self.settings, **hello["settings"]}
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The worker's answer (:mod:`specdec_core.servers.vllm.worker`)."""
-        assert self._worker is not None  # it is open
-        return self._worker.ask(question, _DECODE)
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        """The result of a method of :class:`specdec_core.servers.vllm.steps.StepClock`."""
-        return self.ask({"call": method, "arguments": arguments})["result"]
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-        self._folder.close()
-
-
-class VllmPeer(Peer):
-    """vLLM in one mode. In a process with the settings of :func:`any_load`, its requests draft
-    `length` tokens."""
-
-    def __init__(self, mode: Mode, process: VllmProcess, length: int | None = None) -> None:
-        self.name, self.with_ours = mode.name, mode.with_ours
-        self.process, self._mode, self._length = process, mode, length
-        self._describe()
-
-    def _describe(self) -> None:
-        self.version = self.process.version
-        self.settings = {**self.process.settings, "speculative": dict(self._mode.settings)}
-
-    def open(self) -> None:
-        self.process.open()
-        self._describe()
 
     def decode(
         self,
@@ -117,42 +80,29 @@ class VllmPeer(Peer):
             "max_new_tokens": max_new_tokens,
             "temperature": temperature,
             "seed": seed,
-            "eos": self.process.eos,
-            "length": self._length,
+            "eos": self._eos,
         }
-        answer = self.process.ask(request)
+        answer = self._ask(request)
         self.steps = answer["steps"]
         return list(answer["tokens"])
 
+    def call(self, method: str, **arguments: Any) -> Any:
+        """The result of a method of :class:`specdec_core.servers.vllm.steps.StepClock`."""
+        return self._ask({"call": method, "arguments": arguments})["result"]
+
     def forget(self) -> None:
-        self.process.call("forget")
+        self.call("forget")
 
     def close(self) -> None:
-        self.process.close()
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        self._folder.close()
 
-
-def sharing_processes(pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
-    """A peer for each mode; modes that differ in their length only share a process, which starts
-    with the longest of them."""
-
-    def way(mode: Mode) -> str:
-        return repr([item for item in mode.settings.items() if _fixed(mode) or item[0] != TOKENS])
-
-    processes = {}
-    for mode in sorted(modes, key=lambda mode: -mode.settings.get(TOKENS, 0)):
-        if way(mode) not in processes:
-            settings = mode.settings if _fixed(mode) else any_load(mode.settings)
-            processes[way(mode)] = VllmProcess(pair, replace(mode, settings=settings))
-    lengths = [None if _fixed(mode) else mode.settings[TOKENS] for mode in modes]
-    return [
-        VllmPeer(mode, processes[way(mode)], length)
-        for mode, length in zip(modes, lengths, strict=True)
-    ]
-
-
-def _fixed(mode: Mode) -> bool:
-    """Whether a running engine cannot change the length: with suffixes, or without speculation."""
-    return mode.settings.get("method") in (None, "suffix")
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The worker's answer (:mod:`specdec_core.servers.vllm.worker`)."""
+        assert self._worker is not None  # it is open
+        return self._worker.ask(question, _DECODE)
 
 
 def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:

@@ -32,7 +32,7 @@ from specdec_core.servers.step_profile import (
     assembled,
     keep_least,
 )
-from specdec_core.servers.vllm.process import VllmProcess, has_suffix
+from specdec_core.servers.vllm.process import VllmPeer, has_suffix
 from specdec_core.servers.vllm.settings import METHODS, TOKENS, any_load
 
 WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
@@ -68,7 +68,7 @@ def profile_vllm(
     modes = _modes(server, pair, max(widths) - 1)
     observer.stage("starting vLLM in its modes", len(modes))
     with ExitStack() as opened:
-        peers = {name: VllmProcess(pair, mode, max(batches)) for name, mode in modes.items()}
+        peers = {name: VllmPeer(pair, mode, max(batches)) for name, mode in modes.items()}
         for peer in peers.values():
             opened.callback(peer.close)
             peer.open()

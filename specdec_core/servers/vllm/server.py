@@ -59,7 +59,6 @@ class Vllm(Server):
     verified = True
     heads = "speculators"
     occurrence = "earliest"
-    fixed_lengths = ("suffix",)
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
@@ -134,12 +133,10 @@ class Vllm(Server):
 
         return missing(settings)
 
-    def peers(self, pair: Pair, modes: Sequence[Mode], shared: bool = False) -> list[Peer]:
-        from specdec_core.servers.vllm.process import VllmPeer, VllmProcess, sharing_processes
+    def peers(self, pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
+        from specdec_core.servers.vllm.process import VllmPeer
 
-        if shared:
-            return sharing_processes(pair, modes)
-        return [VllmPeer(mode, VllmProcess(pair, mode)) for mode in modes]
+        return [VllmPeer(pair, mode) for mode in modes]
 
     def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
         from specdec_core.servers.vllm.process import served

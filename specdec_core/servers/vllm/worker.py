@@ -3,9 +3,8 @@
 Runs in vLLM's own virtual environment, so it imports of this project only what needs torch alone.
 The first line in is {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"}
 once the model is loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed",
-"eos", "length"}, answered by {"tokens", "steps"}: new tokens, and the number that each step of the
-engine added. The length, if any, sets the candidates of a step of an engine that was started with
-lengths by load. {"call": method of StepClock, "arguments"} is answered by {"result"}.
+"eos"}, answered by {"tokens", "steps"}: new tokens, and the number that each step of the engine
+added. {"call": method of StepClock, "arguments"} is answered by {"result"}.
 
 The answer {"error"} is one line, after which the process ends. The process also ends at the end of
 its input, whatever it is doing.
@@ -81,8 +80,6 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
             result = getattr(clock, request["call"])(**request["arguments"])
             print(json.dumps({"result": result}), file=answers)
             continue
-        if request["length"] is not None:
-            clock.set_length(request["length"])
         parameters = SamplingParams(
             max_tokens=request["max_new_tokens"],
             temperature=request["temperature"],

@@ -22,7 +22,6 @@ from specdec_core.servers.vllm.process import (
     has_suffix,
     inherited_environment,
     process_environment,
-    sharing_processes,
 )
 from specdec_core.servers.vllm.server import SUFFIX
 from tests.commands import ran
@@ -93,22 +92,6 @@ def test_without_its_environment_the_command_that_makes_it_is_named(
     peer.close()
 
 
-def test_modes_that_differ_in_their_length_only_share_a_process(tiny_pair):
-    """It starts with the longest, and with a table of lengths by load."""
-    ngram = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    suffix = {"method": "suffix", "num_speculative_tokens": 8}
-    settings = [{}, *(ngram | {"num_speculative_tokens": k} for k in (4, 8, 2)), suffix]
-    modes = [Mode(str(number), own) for number, own in enumerate(settings)]
-    peers = sharing_processes(tiny_pair, modes)
-    assert [peer.name for peer in peers] == [mode.name for mode in modes]
-    processes = [peer.process for peer in peers]
-    assert len(set(processes)) == 3
-    told = [process.settings["engine"]["speculative_config"] for process in processes]
-    by_load = {"num_speculative_tokens_per_batch_size": [[1, 1024, 8]]}
-    assert told[1] == told[2] == told[3] == ngram | {"num_speculative_tokens": 8} | by_load
-    assert (told[0], told[4]) == (None, suffix)
-
-
 def test_fewer_modes_are_served_each_with_a_command(tiny_pair, venv):
     modes = VLLM.modes(tiny_pair, served=True)
     drafts = [f"vLLM draft model K={k}, draft" for k in (3, 5)]
@@ -165,7 +148,7 @@ def test_vllm_and_transformers_write_the_same():
                 assert drawn[0] == drawn[1]
             assert peer.version.startswith("vllm ")
             # Fails where a request is not aborted.
-            assert peer.process.call("prefill", tokens=16, repeats=2) > 0
+            assert peer.call("prefill", tokens=16, repeats=2) > 0
             with pytest.raises(UserError, match=r"vLLM.*: .*maximum"):
                 peer.decode(tuple(range(5, 300)), 10)
 
@@ -201,9 +184,6 @@ def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path):
     assert written[0] == written[1]
 
 
-NEEDS_VLLM = pytest.mark.skipif(
-    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
-)
 SCRIPT = Path(__file__).with_name("drafts.py")
 PROMPT, NEW, DRAFTED = list(range(5, 20)), 8, 3
 
@@ -236,7 +216,7 @@ VARIANT = {"feature_layers": (1, 5), "norm_before_residual": True, "norm_before_
 @pytest.mark.parametrize(
     ("vocabulary", "changes"), [(1000, {}), pytest.param(4096, VARIANT, marks=pytest.mark.long)]
 )
-@NEEDS_VLLM
+@installed
 def test_vllm_drafts_the_same(tmp_path, vocabulary, changes):
     name = resolve_path("bundled:target")
     target = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
