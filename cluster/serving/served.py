@@ -40,9 +40,17 @@ class Deployment(Value):
     weights: dict[str, str] | None = None
 
     @property
-    def public_source(self) -> str:
-        """`source` as clients may read it: of a file, its name without the server's folders."""
-        return Path(self.source).name
+    def public(self) -> dict[str, Any]:
+        """What clients may read of it, by the names of `/health`."""
+        return {
+            "configuration": self.configuration.id,
+            "label": self.configuration.label,
+            "lossless": self.configuration.lossless,
+            "source": Path(self.source).name,  # of a file, without the server's folders
+            "version": self.version,
+            "certified": self.certificate is not None,
+            "certificate": self.certificate,
+        }
 
     def named_as(self, other: Deployment) -> bool:
         """Whether both have the same names, whatever weights are under these."""

@@ -41,7 +41,7 @@ from cluster.serving.http.listener import Listener
 from cluster.serving.http.pages import Heads
 from cluster.serving.http.routes import deploy
 from cluster.serving.http.stopping import Admission, Stopping
-from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.errors import ApiError, rate_limited, unavailable
 from cluster.serving.protocol.models import Health, Ready
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import max_length_of
@@ -61,12 +61,11 @@ _USAGE_END = 4096  # bytes at the end of an answer that have its usage
 _FAILED = b'data: {"error"'  # an event that may say that an engine has ended
 _TOTAL = re.compile(rb'"total_tokens" *: *(\d+)')
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
-_ENDED = ApiError(
+_RESTART = 10  # seconds in which a server may have started again
+_ENDED = unavailable(
     "the server's process has ended before the answer was complete, and is started again",
-    status=503,
-    type="server_error",
+    _RESTART,
     code="server_ended",
-    headers={"Retry-After": "10"},
 )
 
 
@@ -81,33 +80,20 @@ class ExternalService:
     def choose(self) -> ExternalServer:
         """The server for a request. Raises :class:`ApiError`."""
         if self.fleet.running >= self.fleet.slots + self.queue:
-            raise ApiError(
-                "too many requests are waiting already",
-                status=429,
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": "1"},
-            )
+            raise rate_limited("too many requests are waiting already", seconds=1)
         try:
             return self.fleet.choose()
         except EngineFailed:
-            raise ApiError(
-                "no server answers; one is being started again",
-                status=503,
-                type="server_error",
-                headers={"Retry-After": "10"},
-            ) from None
+            message = "no server answers; one is being started again"
+            raise unavailable(message, _RESTART) from None
 
     def health(self) -> Health:
         """Whether requests are answered, and how. What only this library's engine counts is 0."""
         fleet, deployment = self.fleet, self.fleet.deployment
-        configuration = deployment.configuration
         return Health(
+            **deployment.public,
             ready=bool(fleet.working),
             model=self.model,
-            configuration=configuration.id,
-            label=configuration.label,
-            lossless=configuration.lossless,
             slots=fleet.slots,
             queue=self.queue,
             max_length=max_length_of(deployment.pair),
@@ -119,10 +105,6 @@ class ExternalService:
             cancelled=0,
             chat=_chats(deployment.pair.target),
             since=max(server.since for server in fleet.servers),
-            source=deployment.public_source,
-            version=deployment.version,
-            certified=deployment.certificate is not None,
-            certificate=deployment.certificate,
             switches=fleet.switches,
             restarts=fleet.restarts,
             drift=list(fleet.drift.alarms),
@@ -249,7 +231,7 @@ async def _passed(
 
 
 def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that pass: all but those of one connection, which `Connection` names, too."""
+    """The headers that pass: all but the ones of one connection, which `Connection` names, too."""
     lower = [(name.lower(), value) for name, value in headers]
     named = b",".join(value.lower() for name, value in lower if name == b"connection")
     dropped = _OWN | {name.strip() for name in named.split(b",")}
@@ -281,8 +263,8 @@ async def _exchanged(
     service: ExternalService, request: HttpRequest, body: bytes
 ) -> AsyncIterator[httpx.Response | bytes]:
     """An answer's head, and then its bytes. A server that takes no connection has not begun, so
-    that another one is asked. Raises :class:`ApiError` where no server answers, or its process ends
-    before the answer does."""
+    another server gets the request. Raises :class:`ApiError` where no server answers, or its
+    process ends before the answer does."""
     others = len(service.fleet.servers) - 1
     while True:
         try:
@@ -304,7 +286,7 @@ async def _asked(
     server = service.choose()
     headers = _kept(request.headers.raw)
     if "accept-encoding" not in request.headers:
-        headers.append((b"accept-encoding", b"identity"))  # else httpx asks for others
+        headers.append((b"accept-encoding", b"identity"))  # else httpx asks for more
     headers.append((b"authorization", f"Bearer {server.key}".encode()))
     query = f"?{request.url.query}" if request.url.query else ""
     url = f"{server.url}{quote(request.scope['path'])}{query}"

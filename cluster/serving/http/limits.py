@@ -10,7 +10,7 @@ from math import ceil
 from time import monotonic
 from typing import TypeVar
 
-from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.errors import ApiError, rate_limited
 
 MINUTE = 60.0
 
@@ -97,13 +97,8 @@ class Account:
         taken = window.take(amount, monotonic())
         if isinstance(taken, WindowUse):
             return taken
-        raise ApiError(
-            f"this key has used its {window.limit} {name} a minute; try again in {taken} s",
-            status=429,
-            code="rate_limit_exceeded",
-            type="rate_limit_error",
-            headers={"Retry-After": str(taken)},
-        )
+        message = f"this key has used its {window.limit} {name} a minute; try again in {taken} s"
+        raise rate_limited(message, taken)
 
 
 async def within(items: AsyncIterable[T], seconds: float | None) -> AsyncIterator[T]:

@@ -16,7 +16,7 @@ from cluster.serving.http.prompts import Prompts, prompts_of
 from cluster.serving.http.samples import Samples
 from cluster.serving.http.stopping import Stopping
 from cluster.serving.metrics import Metrics
-from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.errors import ApiError, rate_limited, unavailable
 from cluster.serving.protocol.models import Arm, Health, ReplicaHealth
 from cluster.serving.replica import EngineReplica
 from cluster.serving.served import Served
@@ -26,6 +26,7 @@ from specdec_core.engine import Engine, Request
 
 logger = logging.getLogger(__name__)
 
+_RESTART = 10  # seconds in which an engine may have started again
 _ARMS = 5.0  # seconds in which an engine reports what its bandit has learned
 
 
@@ -76,33 +77,20 @@ class Service:
             raise ApiError(str(error)) from None
         except EngineFailed as failed:
             logger.error("a request is refused: %s", failed)
-            raise ApiError(
-                "no engine answers; one is being started again",
-                status=503,
-                type="server_error",
-                headers={"Retry-After": "10"},
-            ) from None
+            raise unavailable("no engine answers; one is being started again", _RESTART) from None
         except QueueFull as full:
-            raise ApiError(
-                str(full),
-                status=429,
-                code="rate_limit_exceeded",
-                type="rate_limit_error",
-                headers={"Retry-After": str(full.seconds)},
-            ) from None
+            raise rate_limited(str(full), full.seconds) from None
 
     async def health(self) -> Health:
         """Whether requests are answered, and how."""
-        fleet, deployment = self.fleet, self.fleet.deployment
+        fleet = self.fleet
         with suppress(EngineFailed):
             fleet.check()
         statuses = [each.served.loop.engine.status() for each in fleet.replicas]
         health = Health(
+            **fleet.deployment.public,
             ready=fleet.failure is None,
             model=self.model,
-            configuration=deployment.configuration.id,
-            label=deployment.configuration.label,
-            lossless=deployment.configuration.lossless,
             slots=self.engine.slots * len(fleet.replicas),
             queue=sum(each.served.loop.queue for each in fleet.replicas),
             max_length=self.engine.max_length,
@@ -114,10 +102,6 @@ class Service:
             cancelled=fleet.cancelled,
             chat=self.prompts.template is not None,
             since=max(each.served.since for each in fleet.replicas),
-            source=deployment.public_source,
-            version=deployment.version,
-            certified=deployment.certificate is not None,
-            certificate=deployment.certificate,
             switches=fleet.switches,
             restarts=fleet.restarts,
             drift=list(self.metrics.drift.alarms),

@@ -8,16 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.errors import answer
-from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.errors import unavailable
 
 _LOOK = 0.01  # seconds between looks at whether requests have ended
-_STOPS = ApiError(
-    "the server stops and takes no more requests",
-    status=503,
-    type="server_error",
-    code="server_stops",
-    headers={"Retry-After": "5"},
-)
+_STOPS = unavailable("the server stops and takes no more requests", 5, code="server_stops")
 
 
 class Stopping:
@@ -39,9 +33,9 @@ class Stopping:
 
 
 class Admission:
-    """ASGI middleware: knows the running requests, and refuses POST requests when the server stops
-    (503), as it does those whose answer has not begun at the end. GET requests, and those that
-    operate the server, are answered until then."""
+    """ASGI middleware: knows the running requests. When the server stops, it refuses POST requests
+    (503), and at the end also running requests without a begun answer. GET requests, and requests
+    that operate the server, are answered until then."""
 
     def __init__(self, app: ASGIApp, stopping: Stopping) -> None:
         self.app, self.stopping = app, stopping

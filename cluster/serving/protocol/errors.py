@@ -50,6 +50,23 @@ class ApiError(Exception):
 SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")
 
 
+def rate_limited(message: str, seconds: int) -> ApiError:
+    """Too much is asked for; there may be room in `seconds`."""
+    return ApiError(
+        message,
+        status=429,
+        code="rate_limit_exceeded",
+        type="rate_limit_error",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def unavailable(message: str, seconds: int, code: str | None = None) -> ApiError:
+    """Nothing answers now; something may in `seconds`."""
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(message, status=503, type="server_error", code=code, headers=headers)
+
+
 def conflict(param: str, reason: str) -> ApiError:
     """The field `param` does not go together with another one."""
     return ApiError(f"{param}: {reason}", param=param, code="conflicting_parameters")
