@@ -22,6 +22,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec, Value, parse, parse_json
+from specdec_core.servers.completions import refusal
 
 TOKEN = "SPECDEC_DEPLOY_TOKEN"  # the token of a server of a Serve config file
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
@@ -91,15 +92,9 @@ class RunningServer(Value):
             raise UserError(f"{self.url}: no server answers there ({error})") from None
         if answer.is_error:
             kind = Refusal if answer.is_client_error else UserError
-            raise kind(f"{self.url}: {_reason(answer)}")
+            reason = refusal(answer.text) or f"status {answer.status_code}"
+            raise kind(f"{self.url}: {reason}")
         return answer
-
-
-def _reason(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}"
 
 
 def url_of(host: str, port: int, encrypted: bool = False) -> str:

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
 import httpx
 
 from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
-
-SILENCE = 600.0  # seconds without a byte after which a request has failed
-Finished = Callable[[LoadRecord], None]
+from specdec_core.servers.completions import SILENCE, refusal
 
 
 def run_load(
-    url: str,
-    workload: Iterable[LoadRequest],
-    clients: int | None = None,
-    finished: Finished = lambda record: None,
+    url: str, workload: Iterable[LoadRequest], clients: int | None = None
 ) -> list[LoadRecord]:
     """Send a workload to the server at `url` and return a record of each request, in its order.
 
@@ -33,22 +28,19 @@ def run_load(
         url: the server's, without `/v1`.
         workload: what to send. In an open loop in the order of arrival.
         clients: of a closed loop; unset, the loop is open.
-        finished: called with each record once it is complete.
 
     Requests that fail are recorded, never raised.
     """
-    return asyncio.run(_run(url, workload, clients, finished))
+    return asyncio.run(_run(url, workload, clients))
 
 
-async def _run(
-    url: str, workload: Iterable[LoadRequest], clients: int | None, finished: Finished
-) -> list[LoadRecord]:
+async def _run(url: str, workload: Iterable[LoadRequest], clients: int | None) -> list[LoadRecord]:
     unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     # No proxy of the environment's: the server is here.
     async with httpx.AsyncClient(
         base_url=url, limits=unlimited, timeout=SILENCE, trust_env=False
     ) as http:
-        load = _Load(http, finished)
+        load = _Load(http)
         if clients is None:
             await load.open_loop(workload)
         else:
@@ -59,8 +51,8 @@ async def _run(
 class _Load:
     """One run: its clock starts when it is made."""
 
-    def __init__(self, http: httpx.AsyncClient, finished: Finished) -> None:
-        self.http, self.finished = http, finished
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
         self.records: list[LoadRecord] = []
         self.start = perf_counter()
 
@@ -95,7 +87,6 @@ class _Load:
         if record.error is None:
             record.error = shortcoming(record, request)
         self.records.append(record)
-        self.finished(record)
 
     async def stream(self, content: bytes, record: LoadRecord) -> None:
         """Send a request and fill its record from the answer's events."""
@@ -106,7 +97,7 @@ class _Load:
             record.status = answer.status_code
             if answer.status_code != httpx.codes.OK:
                 text = (await answer.aread()).decode(errors="replace")
-                record.error = f"status {answer.status_code}: {_refusal(text)}"
+                record.error = f"status {answer.status_code}: {refusal(text)}"
                 return
             record.error = "the answer broke off"  # until its end has come
             async for line in _lines(answer):
@@ -122,7 +113,7 @@ class _Load:
         """An event of the stream: a part of the text, its end, how it came about, or the numbers of
         tokens."""
         if "error" in event:
-            raise ValueError(_refusal(json.dumps(event)))
+            raise ValueError(refusal(json.dumps(event)))
         for choice in event.get("choices") or ():
             text = choice.get("text") or ""
             if text or choice.get("finish_reason"):
@@ -165,14 +156,6 @@ def shortcoming(record: LoadRecord, request: LoadRequest) -> str | None:
     if record.tokens != request.max_new_tokens:
         return f"wrote {record.tokens} of {request.max_new_tokens} tokens"
     return None if record.first is not None else "wrote no text"
-
-
-def _refusal(text: str) -> str:
-    """The message of an error in OpenAI's form; any other text as it begins."""
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text.split())[:200]
 
 
 def _reason(error: Exception) -> str:

@@ -8,6 +8,7 @@ the same text back.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -232,7 +233,7 @@ class AnswerServer:
 
     def _json(self, answer: httpx.Response) -> Any:
         if answer.status_code != httpx.codes.OK:
-            raise UserError(f"{self.url}: status {answer.status_code}: {_refusal(answer)}")
+            raise UserError(f"{self.url}: status {answer.status_code}: {refusal(answer.text)}")
         try:
             return answer.json()
         except ValueError:
@@ -281,9 +282,9 @@ class AnswerServer:
         )
 
 
-def _refusal(answer: httpx.Response) -> str:
+def refusal(text: str) -> str:
     """The message of an error in OpenAI's form; any other text as it begins."""
     try:
-        return str(answer.json()["error"]["message"])
+        return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return " ".join(answer.text.split())[:200]
+        return " ".join(text.split())[:200]
