@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,7 +28,9 @@ from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.training.recorded.settings import Progress as TrainingStage
+
+if TYPE_CHECKING:
+    from specdec_core.training.trainer import LoopReport
 
 
 class _Count(MofNCompleteColumn):
@@ -116,15 +118,15 @@ class TrainingProgress(ConsoleProgress):
 
     evaluated = ""
 
-    def advanced(self, progress: TrainingStage) -> None:
-        """The training has progressed."""
-        detail = f"loss {progress.loss:.2f}"
-        if progress.seconds:
-            detail += f", {progress.speed:.0f} tokens/s"
-        if self.evaluated or progress.summary:
-            self.evaluated = progress.summary or self.evaluated
+    def advanced(self, standing: LoopReport, summary: str) -> None:
+        """The training has progressed; `summary` is of its evaluation, where one was due."""
+        detail = f"loss {standing.loss:.2f}"
+        if standing.seconds:
+            detail += f", {standing.speed:.0f} tokens/s"
+        if self.evaluated or summary:
+            self.evaluated = summary or self.evaluated
             detail += f", {self.evaluated}"
-        self._advance(round(100 * progress.share) - self.done, detail)
+        self._advance(round(100 * standing.share) - self.done, detail)
 
 
 class SweepProgress(ConsoleProgress, SweepObserver):

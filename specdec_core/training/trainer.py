@@ -46,6 +46,11 @@ class LoopReport:
     seconds: float  # of training so far, without evaluations
     evaluation: dict[str, Any] | None = None
 
+    @property
+    def speed(self) -> float:
+        """Tokens or rows a second of training."""
+        return self.count / self.seconds if self.seconds else 0.0
+
 
 @dataclass(frozen=True)
 class Loop:

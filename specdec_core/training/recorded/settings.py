@@ -1,4 +1,4 @@
-"""Settings, evaluations and progress of all trainings on recorded answers."""
+"""Settings and evaluations of all trainings on recorded answers."""
 
 from __future__ import annotations
 
@@ -48,19 +48,3 @@ class Evaluation(Value):
     def summary(self) -> str:
         """The score in words, for a line of progress."""
         raise NotImplementedError
-
-
-class Progress(Value):
-    """How far a training is; `figures` and `summary` are of its evaluation, where one was due."""
-
-    share: float
-    loss: float  # mean since the report before, in nats of what is predicted
-    tokens: int  # of answers so far
-    seconds: float  # of training so far
-    figures: dict[str, float] = Field(default={})
-    summary: str = ""
-
-    @property
-    def speed(self) -> float:
-        """Tokens of answers a second of training."""
-        return self.tokens / self.seconds if self.seconds else 0.0

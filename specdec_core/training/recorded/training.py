@@ -15,13 +15,16 @@ from transformers import AutoConfig, PretrainedConfig
 from specdec_core.training.recorded.features import RecordedTexts, TextBatch, read_tables
 from specdec_core.training.recorded.finished import TrainingCard, training_digest
 from specdec_core.training.recorded.loss import working_type
-from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
+from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 from specdec_core.training.recorded.vocabulary import count_tokens, coverage, draft_vocabulary
 from specdec_core.training.trainer import Loop, LoopReport, ModelTrainer, planned
 
 S = TypeVar("S", bound=TrainingSettings)
 E = TypeVar("E", bound=Evaluation)
 M = TypeVar("M", bound=nn.Module)
+
+# Gets how far a training is, and its evaluation in words, where one was due.
+StandingReport = Callable[[LoopReport, str], None]
 
 _ENDLESS = 10**6  # epochs, where the minutes end a training
 
@@ -87,9 +90,9 @@ class RecordedTraining(ABC, Generic[S, E, M]):
     def save(self, folder: Path) -> None:
         """Write the trained model into `folder`, with its card."""
 
-    def run(self, checkpoints: Path, report: Callable[[Progress], None] = lambda _: None) -> None:
+    def run(self, checkpoints: Path, report: StandingReport = lambda *_: None) -> None:
         """Train to the end, resuming from the last of the `checkpoints`."""
-        trainer = self.trainer(checkpoints, report)
+        trainer = self._trainer(checkpoints, report)
         trainer.run()
         self.curve = [self._evaluation(entry) for entry in trainer.curve]
         self.tokens, self.seconds = trainer.count, trainer.seconds
@@ -109,10 +112,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             "curve": tuple(self.curve),
         }
 
-    def trainer(
-        self, checkpoints: Path, report: Callable[[Progress], None] = lambda _: None
-    ) -> ModelTrainer:
-        """What :meth:`run` runs."""
+    def _trainer(self, checkpoints: Path, report: StandingReport) -> ModelTrainer:
         settings = self.settings
         loop = Loop(
             rate=lambda share: rate(share, settings.warmup),
@@ -120,7 +120,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             judge=self._judged,
             evaluations=settings.evaluations,
             patience=settings.patience,
-            report=lambda standing: report(self._progress(standing)),
+            report=lambda standing: report(standing, self._summary(standing)),
         )
         return ModelTrainer(
             self.model,
@@ -157,18 +157,11 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         evaluation: E = found
         return evaluation
 
-    def _progress(self, standing: LoopReport) -> Progress:
-        found: dict[str, Any] = {}
-        if standing.evaluation is not None:
-            evaluation = self.evaluation_type.model_validate(standing.evaluation)
-            found = {"figures": evaluation.figures, "summary": evaluation.summary}
-        return Progress(
-            share=standing.share,
-            loss=standing.loss,
-            tokens=standing.count,
-            seconds=standing.seconds,
-            **found,
-        )
+    def _summary(self, standing: LoopReport) -> str:
+        """The evaluation in words; empty where none was due."""
+        if standing.evaluation is None:
+            return ""
+        return self.evaluation_type.model_validate(standing.evaluation).summary
 
 
 class _TextBatches:
