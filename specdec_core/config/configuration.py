@@ -169,11 +169,6 @@ class Configuration(Value):
         return any(part.asynchronous for part in self.parts)
 
     @property
-    def drafts_itself(self) -> bool:
-        """Whether the target's process runs a draft model."""
-        return self.drafter is not None and _runs_draft(self.drafter)
-
-    @property
     def lossless(self) -> bool:
         """Whether the output provably has the target's distribution."""
         return self.drafter is None or self.drafter.lossless
@@ -200,12 +195,6 @@ class Configuration(Value):
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-
-
-def _runs_draft(drafter: DrafterSettings) -> bool:
-    if drafter.asynchronous:
-        return False
-    return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
 
 
 def costless(drafter: Any) -> Any:

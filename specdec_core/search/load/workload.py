@@ -158,12 +158,6 @@ class Workload(Value):
             return "goodput"
         return "tokens_per_second" if self.closed else "request_speed"
 
-    def arrival_times(self) -> np.ndarray:
-        """Seconds at which the requests of an open loop come; the same for the same seed."""
-        if self.rate is None:
-            raise ValueError("only a rate has arrival times of its own")
-        return arrival_times(self.rate, self.size(), self.arrivals or "poisson", self.seed)
-
 
 class LiveSettings(Value):
     """How finalists are timed at each load of a workload, on the live engine."""

@@ -55,7 +55,6 @@ def test_arrivals_follow_seed_rate_and_kind():
     assert (arrival_times(6, 20, seed=1) == arrival_times(6, 20, seed=1)).all()
     assert (arrival_times(6, 20, seed=1) != arrival_times(6, 20, seed=2)).any()
     assert arrival_times(4, 3, "constant").tolist() == [0, 0.25, 0.5]
-    assert len(Workload(rate=2, requests=7).arrival_times()) == 7
 
 
 def test_a_trace_is_read(tmp_path):
