@@ -1,5 +1,5 @@
-"""Waiting for nodes that an autoscaler may add: it is asked by a placement group, and answers by
-starting nodes or not."""
+"""Waiting for nodes that an autoscaler may add. A placement group asks for them, and the autoscaler
+starts nodes or not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wait_for(group: PlacementGroup, seconds: float) -> bool:
 
 def gpu_comes(cores: float) -> bool:
     """Whether the autoscaler adds a node with a GPU and that many CPU cores beside it; waits until
-    it is there. The answer is kept."""
+    the node has started. The answer is kept."""
     key = str(ray.get_runtime_context().gcs_address), cores
     if key not in _answers:
         _answers[key] = False

@@ -68,7 +68,7 @@ class ShardedPair(Pair):
         size = self.target.config.get_text_config(decoder=True).vocab_size
         apart = draft is not None and self.drafting.placed.placement.draft.devices
         group = self.draft.group if apart else self.group
-        # This process has no device of its own.
+        # This process has no device.
         return ShardedRunner(group, slots, size, "cpu", cache_tokens, draft, max_length)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
     """The pair with its models on the devices of `placed`."""
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec)
-    # Devices and data types are those of the actors, whatever this process has.
+    # The actors decide devices and data types, whatever this process has.
     device = "cuda" if placed.kind == "GPU" else "cpu"
     runner = spec.runner.model_copy(update={"device": device})
     spec = resolve_dtypes(spec.model_copy(update={"runner": runner}))

@@ -124,7 +124,7 @@ def contestants(rows: Iterable[Contender]) -> Section:
 
 
 def _settings(own: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """All settings where they are those of the group's `first`, else what differs from these."""
+    """All settings for the group's `first`, else what differs from the first's settings."""
     if own is first:
         return json.dumps(own, ensure_ascii=False)
     other = {name: value for name, value in own.items() if (name, value) not in first.items()}

@@ -135,7 +135,7 @@ def _ranking(result: ServerSweep) -> list[str]:
 
 
 def _halved(result: ServerSweep) -> str:
-    """The requests that the champion was chosen on, and those of its ratios."""
+    """The requests that the champion was chosen on, and the requests of its ratios."""
     split, whole = list[str](), list[str]()
     for load in result.race.loads:
         choose, compared = halves(load.requests)

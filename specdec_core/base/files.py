@@ -30,7 +30,7 @@ class NoRoom(UserError, OSError):
 @contextmanager
 def needs_room(what: object, others: bool = False) -> Iterator[None]:
     """Raise :class:`NoRoom` where the disk is too full for `what`, even if a library has wrapped
-    the error; `others`: the error names the file of the block that has no room."""
+    the error. With `others` the error names the block's file that has no room."""
     try:
         yield
     except NoRoom:

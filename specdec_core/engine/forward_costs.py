@@ -31,7 +31,7 @@ _REPEATS = 7  # the first ones warm up
 
 class MeasuredForward(NamedTuple):
     """A target forward of one token, to three digits: in `calls` of a draft model,
-    c = t_target / t_draft (Post-use & Pre-cut, §5.2), and in `candidates`, each of which takes
+    c = t_target / t_draft (Post-use & Pre-cut, §5.2), and in `candidates`; a candidate takes
     t_draft and a place in the target's forward."""
 
     calls: float

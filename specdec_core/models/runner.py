@@ -36,8 +36,8 @@ _MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward of a prompt may comp
 
 
 class CacheLost(RuntimeError):
-    """The rows of a runner on other devices are lost with one of these. They are empty now, and
-    everything else is as before."""
+    """The rows of a runner on other devices are lost with a device. They are empty now, and
+    everything else is unchanged."""
 
 
 def logits_chunk(vocab_size: int) -> int:

@@ -41,7 +41,7 @@ class StartableServer(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises :class:`UserError` where the server has ended by itself."""
+        """Raises :class:`UserError` where the server has ended unasked."""
         ...
 
     def stop(self) -> None:

@@ -31,8 +31,8 @@ _TOKENS = ("prompt_tokens_total", "generation_tokens_total", "n_decode_total")
 
 
 class ExternalFleet:
-    """A server for each of `programs`. Use as `async with`. A process that ends, or whose `/health`
-    does not answer for `patience` seconds, is started again.
+    """A server for each of `programs`. Use as `async with`. A process that ends, or does not answer
+    `/health` for `patience` seconds, is started again.
 
     Raises:
         UserError: a server does not start.
@@ -107,7 +107,7 @@ class ExternalFleet:
 
     async def check_engine(self, server: ExternalServer) -> None:
         """Raises :class:`httpx.RemoteProtocolError` where the server does not work: vLLM's front
-        end outlives its engine for a moment, and says in errors of its own that it has ended."""
+        end outlives its engine for a moment, and reports the engine's end as its own errors."""
         if server.failed() is None:
             with suppress(httpx.HTTPError):
                 if (await self.http.get(f"{server.url}/health", timeout=_LOOK)).is_success:
@@ -155,8 +155,8 @@ class ExternalFleet:
         return servers
 
     async def _load_beside(self, deployment: Deployment) -> list[ExternalServer]:
-        """The same while others answer. A thread cannot be cancelled: closing the servers ends
-        it."""
+        """The same while the present servers answer. A thread cannot be cancelled: closing the
+        servers ends it."""
         servers = self._loading = self._made(deployment)
         try:
             await asyncio.to_thread(_start, servers)

@@ -144,7 +144,7 @@ class ExternalServer:
 
     @property
     def idle(self) -> float:
-        """Seconds in which it has done nothing for its requests; 0 where it has none."""
+        """Seconds without work for its requests; 0 without requests."""
         return monotonic() - self.worked if self.running else 0.0
 
     def as_certified(self, deployment: Deployment) -> Deployment:

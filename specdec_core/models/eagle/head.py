@@ -6,8 +6,8 @@ x_{t-1}; from there on it is the head's own state after x_{t-1}.
 - An EAGLE-3 head reads cat(embedding of x_t, g_{t-1}), where g = fc(features of several of the
   target's layers). Its parameters are named as in the format of *speculators*.
 - The head of EAGLE and EAGLE-2 reads fc(cat(embedding of x_t, f_{t-1})), where f is what the
-  target's output layer reads, and predicts the next such state. Its logits are those of the
-  target's own output layer. Its parameters are named as in the authors' checkpoints.
+  target's output layer reads, and predicts the next such state. The target's own
+  output layer gives its logits. Its parameters are named as in the authors' checkpoints.
 """
 
 from __future__ import annotations
@@ -186,8 +186,7 @@ class EagleHead(AnyHead):
 
 
 class EagleOneLayer(nn.Module):
-    """The decoder layer of an EAGLE-1 head: Llama's, whose attention reads states without a
-    norm."""
+    """The decoder layer of an EAGLE-1 head: Llama's, with attention over states without a norm."""
 
     def __init__(self, config: Any, qkv_bias: bool) -> None:
         super().__init__()

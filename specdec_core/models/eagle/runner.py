@@ -243,8 +243,8 @@ class EagleRunner(ModelRunner):
         return [output[: len(packed.wanted)] for output in outputs]
 
     def _features(self, featured: Mapping[int, tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """The target's features before new tokens, and the numbers of these tokens. `featured` maps
-        each number to the (row, number) of the token before."""
+        """The target's features before new tokens, and their numbers. `featured` maps each
+        number to the (row, number) of the token before."""
         if not featured:
             return self._nothing
         rows, numbers = zip(*featured.values(), strict=True)

@@ -52,7 +52,7 @@ def attend(
 
     Args:
         query: (tokens, heads, head size), bfloat16 or float32; on a GPU float16 too.
-        keys: (slots, key heads, positions, head size), of these types.
+        keys: (slots, key heads, positions, head size), of the same types.
         values: the same.
         tokens: (tokens, 5) integers: the slot; the positions [first, end) that it sees of it; and
             the range, first and count, of its further positions in `nodes`. Tokens of a slot are

@@ -11,7 +11,7 @@ from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.settings import EagleSettings, default_layers
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-# SpecForge's modules, and those of EAGLE's authors, have no biases, whatever the keys say.
+# Modules of SpecForge and of EAGLE's authors have no biases, whatever the keys say.
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
