@@ -183,3 +183,11 @@ def children(name: str, recursive: bool = True) -> list[psutil.Process]:
             if name in " ".join(process.cmdline()):
                 found.append(process)
     return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -18,7 +18,6 @@ from dashboards.reports.load_choice import loads, served, simulation
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Report, ReportOrigin, Section
-from specdec_core.config.wording import count
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
 
@@ -92,7 +91,8 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
     if result.hardware:
         yield "forward times", f"of {result.hardware}, from a file; nothing was timed here"
     else:
-        yield "device", f"{profile.device}, {count(profile.threads, 'thread')}"
+        threads = "1 thread" if profile.threads == 1 else f"{profile.threads} threads"
+        yield "device", f"{profile.device}, {threads}"
     if result.replay is not None:
         replay = result.replay
         yield (

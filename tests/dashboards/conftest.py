@@ -3,7 +3,6 @@
 import platform
 from datetime import UTC, datetime
 from itertools import product
-from pathlib import Path
 from time import perf_counter
 
 import pandas as pd
@@ -28,7 +27,6 @@ from tests.conftest import save_random_head
 from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine
 from tests.load_timer import recorded as recorded_texts
 
-Swept = tuple[SweepResult, Path]
 NEW_TOKENS = 24
 CONFIGURATIONS = [
     AUTOREGRESSIVE,

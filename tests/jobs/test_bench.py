@@ -1,7 +1,6 @@
 """`specdec bench offline` races, and `specdec bench serve` puts servers under load."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from jobs import bench_offline, bench_serve
 from jobs.bench_exported import our_modes
 from jobs.bench_offline import ROWS
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, parse
 from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.load.plan import LoadPlan
@@ -22,13 +20,13 @@ from specdec_core.search.load.workload import Load
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.transformers.peer import TransformersPeer
-from tests.commands import Done, assert_refused, config_file, printed, prompts_file
+from tests.commands import assert_refused, config_file, printed, prompts_file
 from tests.conftest import save_random_head
 from tests.observers import Heard
+from tests.specdec_core.kinds import chain, configured
 
 DRAFTED = ", K=2"
-CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
-Bench = Callable[..., Done]
+CHAIN = chain(max_tokens=2)
 
 
 @pytest.fixture
@@ -191,9 +189,8 @@ def test_a_server_is_measured_over_http(command, tiny_spec, tmp_path, monkeypatc
     assert [path.name for path in folder.parent.iterdir()] == ["mine"]  # no parts are left
 
 
-CHAIN_MODES = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
-BY_LOAD = {"kind": "schedule", "ranges": {1: CHAIN_MODES, 4: None}}
-SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+BY_LOAD = {"kind": "schedule", "ranges": {1: chain(max_tokens=3), 4: None}}
+SVIP = chain("svip", threshold=1.5)
 
 
 @pytest.fixture
@@ -206,13 +203,9 @@ def venv(tmp_path, monkeypatch):
     return tmp_path / "venv"
 
 
-def chosen(*drafters):
-    return tuple(parse(Configuration, {"drafter": drafter}, "test") for drafter in drafters)
-
-
 @pytest.mark.parametrize("kind", [BenchPlan, LoadPlan])
 def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(tiny_pair, venv, kind):
-    schedule = parse(Configuration, {"drafter": BY_LOAD}, "test")
+    schedule = configured(BY_LOAD)
     modes = our_modes(kind(pair=tiny_pair.spec, chosen=(schedule,)), tiny_pair)
     export, plug_in = modes["vllm"]
     assert export.name == f"vLLM with our export, {schedule.label}"
@@ -233,7 +226,10 @@ def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(tiny_pair, venv, kind)
 
 
 def test_what_vllm_cannot_do_is_left_out_with_its_reason(tiny_pair, venv, capsys):
-    plan = BenchPlan(pair=tiny_pair.spec, chosen=chosen(SVIP, {"kind": "tree"}, {"kind": "suffix"}))
+    plan = BenchPlan(
+        pair=tiny_pair.spec,
+        chosen=tuple(map(configured, (SVIP, {"kind": "tree"}, {"kind": "suffix"}))),
+    )
     modes = our_modes(plan, tiny_pair)["vllm"]
     assert [mode.plug_in for mode in modes] == [plan.chosen[0], plan.chosen[2]]
     said = " ".join(capsys.readouterr().out.split())
@@ -257,7 +253,7 @@ def test_plug_ins_are_run_by_the_drafts_that_vllm_gives_them(tiny_pair, venv, ca
 
 
 def test_without_vllm_or_its_row_nothing_is_looked_for(tiny_pair, venv):
-    plan = BenchPlan(pair=tiny_pair.spec, chosen=chosen(SVIP))
+    plan = BenchPlan(pair=tiny_pair.spec, chosen=(configured(SVIP),))
     only = plan.model_copy(update={"only": ("plug-in",)})
     modes = our_modes(only, tiny_pair)
     assert [mode.plug_in for mode in modes["vllm"]] == list(plan.chosen)

@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
 
 import pandas as pd
 import pytest
 
 from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement, Profile
-from tests.commands import Done, assert_refused, config_file, hardware_file, printed, prompts_file
+from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
 from tests.jobs.conftest import record_prompts
 
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
@@ -34,9 +33,6 @@ def home(tiny_pair, tmp_path_factory):
     profile = Profile(target=cost, drafts={"draft": cost}, device="far away", **types)
     profile.save(home / "profile.json")
     return home
-
-
-Ran = Callable[..., Done]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,15 +20,12 @@ from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
 from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file, ran
 from tests.jobs.conftest import record_prompts
+from tests.peers import vllm_installed
 from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
-installed = pytest.mark.skipif(
-    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
-)
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
 SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
-Exported = Callable[..., str]
 LOOKUP = {"kind": "prompt_lookup", "min_ngram": 2, "max_ngram": 4, "max_tokens": 5}
 
 
@@ -161,7 +157,7 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(exported, home, tm
     assert methods[1] == "draft_model"
 
 
-@installed
+@vllm_installed
 @pytest.mark.parametrize("padded", [False, True])
 def test_vllm_reads_what_is_written(exported, tmp_path, padded):
     """Also of a draft whose logits are padded to another number than the target's."""
@@ -192,7 +188,7 @@ def read_by_vllm(pair, folders, *shown):
     return [line.removeprefix("read ") for line in lines if line.startswith("read ")]
 
 
-@installed
+@vllm_installed
 def test_vllm_reads_lookups_and_heads(exported, tmp_path):
     pair = load_pair(PairSpec(drafts={}))
     save_head(head_of(pair), tmp_path / "head", EagleCard(target=pair.spec.target))

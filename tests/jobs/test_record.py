@@ -9,8 +9,6 @@ from jobs import record
 from specdec_core.recordings.schema import Recording
 from tests.commands import plan_file, printed, prompts_file, stopped
 
-SUFFIX = [{"drafter": {"kind": "suffix"}}]
-
 
 def whole_shards(home):
     """Files of whole shards and when they were written."""

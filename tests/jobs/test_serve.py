@@ -37,8 +37,6 @@ from tests.dashboards.tracking.test_registry import certificate_of
 from tests.local_server import server_of, service_of
 from tests.registered import appointed
 
-Refused = Callable[..., str]
-
 pytestmark = pytest.mark.usefixtures("ray_running")
 
 

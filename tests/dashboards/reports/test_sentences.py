@@ -1,31 +1,23 @@
 """Reports say in words what the configurations do that they name, bandits' arms included."""
 
 from dashboards.reports.sentences import sentences
-from specdec_core.config import Configuration
+from tests.specdec_core.kinds import chain, configured
 
-CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
-LOOKUP = {"kind": "prompt_lookup"}
-
-
-def configuration(drafter):
-    return Configuration.model_validate({"drafter": drafter})
+CHAIN = configured(chain(max_tokens=4))
+LOOKUP = configured({"kind": "prompt_lookup"})
 
 
 def test_a_bandits_arms_have_a_line_each_and_no_arm_has_two():
-    chain = configuration(CHAIN)
-    bandits = [
-        configuration({"kind": "bandit", "rule": rule, "arms": [CHAIN, LOOKUP]})
-        for rule in ("ucb", "exp3")
-    ]
-    section = sentences([("K", chain), ("UCB", bandits[0]), ("EXP3", bandits[1])])
+    arms = [CHAIN.drafter, LOOKUP.drafter]
+    bandits = [configured({"kind": "bandit", "rule": r, "arms": arms}) for r in ("ucb", "exp3")]
+    section = sentences([("K", CHAIN), ("UCB", bandits[0]), ("EXP3", bandits[1])])
     assert section.lines == [
-        f"K: {chain.sentence}",
+        f"K: {CHAIN.sentence}",
         f"UCB: {bandits[0].sentence}",
-        f"arm prompt lookup 3/10: {configuration(LOOKUP).sentence}",
+        f"arm prompt lookup 3/10: {LOOKUP.sentence}",
         f"EXP3: {bandits[1].sentence}",
     ]
 
 
 def test_a_configuration_shown_twice_has_one_line():
-    chain = configuration(CHAIN)
-    assert len(sentences([("K", chain), ("K", chain)]).lines) == 1
+    assert len(sentences([("K", CHAIN), ("K", CHAIN)]).lines) == 1

@@ -170,6 +170,9 @@ def test_champions_of_others_in_the_same_store_are_none_of_ours(home, swept, fol
     client.create_model_version("another-0", source=str(home))
     client.set_registered_model_alias("another-0", "champion", "1")
     assert find_champion() is None
+    for name, message in (("nothing", "no champion of nothing"), (None, "no champion in")):
+        with pytest.raises(UserError, match=message):
+            load_champion(name)
     result = swept[0].model_copy(deep=True)
     log(result, folder)
     assert find_champion() == load_champion() == load_champion(result.pair.name)
@@ -249,13 +252,6 @@ def test_no_champion_yet_is_one_line_and_creates_no_store(tmp_path, monkeypatch)
         load_champion()
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_models_champion_is_one_line(home):
-    with pytest.raises(UserError, match="no champion of nothing"):
-        load_champion("nothing")
-    with pytest.raises(UserError, match="no champion in"):
-        load_champion()
 
 
 def test_a_copy_that_ends_half_way_leaves_nothing_to_be_taken_for_whole(tmp_path):

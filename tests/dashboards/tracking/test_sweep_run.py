@@ -2,7 +2,6 @@
 
 import platform
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
@@ -161,10 +160,6 @@ def test_what_was_chosen_for_all_loads_is_registered(home, under_load, folder):
     assert "8 clients: autoregressive" in registered.description
 
 
-MOVED_PROMPTS = [Prompt("a", "def f(x):")]
-Open = Callable[[Path], None]
-
-
 @pytest.fixture
 def opened(monkeypatch):
     """Have this process use another workspace, as a new process would."""
@@ -231,9 +226,7 @@ def begin(result, folder):
 def go_on(result, folder):
     """Log a sweep to its end; returns its run."""
     again = result.model_copy(update={"mlflow_run_id": None}, deep=True)
-    logged = SweepRun()
-    logged.begun(again, MOVED_PROMPTS, folder)
-    logged.finish(again, folder)
+    log(again, folder)
     return again.mlflow_run_id
 
 

@@ -9,8 +9,6 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Counts
 
-SAMPLING = Sampling(temperature=1.0)
-
 
 def test_samples_fit_the_distribution_that_they_are_of_and_no_other_one():
     rng = np.random.default_rng(1)

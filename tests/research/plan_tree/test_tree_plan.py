@@ -21,8 +21,6 @@ RATES = [
     [0.2, 0.4, 0.1],  # the second most likely may be right more often
 ]
 
-Subtree = tuple["Subtree", ...]  # of a node: its children's
-
 
 @cache
 def forests(nodes, depth):

@@ -11,7 +11,7 @@ from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile, load_hardware
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import counts, truth
-from tests.specdec_core.kinds import chain, configured, drafter, policy
+from tests.specdec_core.kinds import configured, drafter, policy
 
 
 class TestProfile:
@@ -46,16 +46,6 @@ class TestProfile:
         assert profile.estimate_seconds(c) == pytest.approx(profile.autoregressive_seconds(50))
         assert profile.speedup(c) == pytest.approx(1)
 
-    def test_a_policy_adds_its_own_time_to_each_drafted_token(self, profile):
-        product = configured(chain("confidence_product"))
-        fixed = configured(drafter("draft_model", draft="small"))
-        measured = profile.model_copy(update={"policies": {"small confidence_product": 3e-5}})
-        assert measured.under(product).t_draft("small") == pytest.approx(
-            measured.t_draft("small") + 3e-5
-        )
-        for configuration in (fixed, Configuration()):
-            assert measured.under(configuration).t_draft() == measured.t_draft()
-
     def test_a_forward_of_a_tree_costs_its_width(self, profile):
         measured = [Measurement(width=w, context=64, batch=1, seconds=1e-3 * w) for w in (1, 2, 8)]
         wide = profile.model_copy(update={"drafts": {"small": ForwardCost.fit(measured)}})
@@ -69,18 +59,21 @@ class TestProfile:
             wide.estimate_seconds(chain, "small", 64)
         )
 
-    def test_policies_of_nested_drafters_take_their_time_too(self, profile):
+    def test_a_policy_adds_its_own_time_to_each_drafted_token(self, profile):
         product = drafter("draft_model", policy=policy("confidence_product"))
         measured = profile.model_copy(update={"policies": {"small confidence_product": 4e-5}})
         plain = measured.t_draft()
         arms = (product, drafter("draft_model"), drafter("suffix"))
         for own, seconds in (
+            (product, 4e-5),
             (drafter("hybrid", otherwise=product), 4e-5),
             (drafter("cascade", policy=policy("confidence_product")), 4e-5),
             (drafter("fork", policy=policy("confidence_product")), 4e-5),
             (drafter("bandit", arms=arms), 2e-5),
+            (drafter("draft_model", draft="small"), 0.0),
             (drafter("tree"), 0.0),
             (drafter("suffix"), 0.0),
+            (None, 0.0),
         ):
             assert measured.under(configured(own)).t_draft() == pytest.approx(plain + seconds)
 
@@ -148,12 +141,11 @@ class TestProfileOfHardware:
         assert profile.autoregressive_seconds(c.n) == pytest.approx(c.n * 0.1)
         assert profile.speedup(c) == pytest.approx(c.n * 0.1 / 2.4)
 
-    def test_decoding_without_a_draft_is_its_own_baseline(self, hardware):
-        alone = counts(n_draft=0, n_target=50, n_discarded=0)
-        assert hardware.profile(["small"]).speedup(alone) == 1
-
-    def test_time_does_not_depend_on_shape(self, hardware):
+    def test_decoding_without_a_draft_is_its_own_baseline_and_no_time_depends_on_shape(
+        self, hardware
+    ):
         profile = hardware.profile(["small"])
+        assert profile.speedup(counts(n_draft=0, n_target=50, n_discarded=0)) == 1
         assert profile.t_target(1, 10) == profile.t_target(20, 4000) == 0.2
         assert profile.t_draft("small", 10) == profile.t_draft("small", 4000) == 0.01
 
@@ -191,11 +183,9 @@ class TestBadInput:
             load_hardware(write(tmp_path, GOOD.replace(*change)))
         assert "\n" not in str(caught.value)
 
-    def test_missing_file(self, tmp_path):
+    def test_missing_file_and_draft_without_a_time(self, tmp_path):
         with pytest.raises(UserError, match=r"h\.yaml: no such file"):
             load_hardware(tmp_path / "h.yaml")
-
-    def test_draft_without_a_time(self, tmp_path):
         hardware = load_hardware(write(tmp_path, GOOD.replace(', "*": 0.05', "")))
         with pytest.raises(UserError, match=r"h\.yaml: drafts\.big: no time .*small"):
             hardware.profile(["small", "big"])

@@ -14,9 +14,9 @@ from specdec_core.drafting.prompt_lookup import PromptLookupDrafter, PromptLooku
 from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
 from specdec_core.servers.vllm.process import VENV, inherited_environment
 from tests.commands import ran
+from tests.peers import vllm_installed
 from tests.specdec_core.drafting.proofs import found_in, paths, sequence
 
-Texts = list[list[int]]
 FEW = st.integers(0, 2)
 EARLIEST = PromptLookupSettings(max_ngram=3, max_tokens=4, occurrence="earliest")
 texts = st.lists(st.lists(FEW, max_size=14), max_size=4)
@@ -200,9 +200,7 @@ def test_the_earliest_is_what_transformers_copies(text):
     assert copied(EARLIEST, text) == candidates[0, len(text) :].tolist()
 
 
-@pytest.mark.skipif(
-    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
-)
+@vllm_installed
 @pytest.mark.parametrize("shortest", [1, 2])
 def test_the_earliest_is_what_vllm_copies(shortest):
     settings = EARLIEST.model_copy(update={"min_ngram": shortest})

@@ -245,22 +245,16 @@ def none_at_the_target(monkeypatch):
     monkeypatch.setattr(judging, "warped", lambda output, *_: output)
 
 
-def without_paths(monkeypatch):
-    whole = TextWarper.warp
-    monkeypatch.setattr(
-        TextWarper,
-        "warp",
-        lambda self, logits, text, paths: whole(self, logits, text, [()] * len(paths)),
-    )
+def by_other_paths(change):
+    def bug(monkeypatch):
+        whole = TextWarper.warp
+        monkeypatch.setattr(TextWarper, "warp", lambda *given: whole(*given[:3], change(given[3])))
+
+    return bug
 
 
-def of_another_node(monkeypatch):
-    whole = TextWarper.warp
-    monkeypatch.setattr(
-        TextWarper,
-        "warp",
-        lambda self, logits, text, paths: whole(self, logits, text, [*paths[1:], paths[0]]),
-    )
+without_paths = by_other_paths(lambda paths: [()] * len(paths))
+of_another_node = by_other_paths(lambda paths: [*paths[1:], paths[0]])
 
 
 @pytest.mark.parametrize(

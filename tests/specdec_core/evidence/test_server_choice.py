@@ -3,25 +3,21 @@
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, parse
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.evidence.server_choice import best_by_load, best_of_all, by_load, express, joined
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.server import DraftFile, Models
 from tests.load_result import REQUESTS, load_row, records
 from tests.own_server import OwnServer
+from tests.specdec_core.kinds import chain, configured
 
 MODELS = Models("org/target", {"small": DraftFile("org/small", "model")})
 LOADS = [Load(clients=n, requests=REQUESTS) for n in (1, 4)]
 SERVER = OwnServer()
 
 
-def chain(tokens):
-    policy = {"kind": "fixed", "max_tokens": tokens}
-    return of({"kind": "draft_model", "draft": "small", "policy": policy})
-
-
-def of(drafter):
-    return parse(Configuration, {"drafter": drafter}, "test")
+def small(tokens):
+    return configured(chain(max_tokens=tokens) | {"draft": "small"})
 
 
 def row(name, alone, together):
@@ -34,17 +30,17 @@ def row(name, alone, together):
 
 PLAIN = row("plain", 0.10, 0.20)
 LONG, SHORT = row("long", 0.05, 0.25), row("short", 0.07, 0.18)
-CONFIGURATIONS = {"plain": AUTOREGRESSIVE, "long": chain(6), "short": chain(2)}
+CONFIGURATIONS = {"plain": AUTOREGRESSIVE, "long": small(6), "short": small(2)}
 
 
 def test_configurations_become_modes_once_and_the_rest_is_named():
     lookup = {"kind": "prompt_lookup", "min_ngram": 2}
     asked = [
-        chain(3),
-        chain(3),
-        of(lookup),
-        of(lookup | {"occurrence": "earliest"}),
-        of({"kind": "suffix"}),
+        small(3),
+        small(3),
+        configured(lookup),
+        configured(lookup | {"occurrence": "earliest"}),
+        configured({"kind": "suffix"}),
         AUTOREGRESSIVE,
     ]
     found = express(SERVER, MODELS, asked)
@@ -61,7 +57,7 @@ def test_configurations_become_modes_once_and_the_rest_is_named():
 def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):
     monkeypatch.setattr(OwnServer, "both_occurrences", True)
     lookup = {"kind": "prompt_lookup", "min_ngram": 2}
-    asked = [of(lookup | {"occurrence": each}) for each in ("latest", "earliest")]
+    asked = [configured(lookup | {"occurrence": each}) for each in ("latest", "earliest")]
     assert len(express(SERVER, MODELS, asked).modes) == 2
 
 
@@ -70,7 +66,7 @@ def test_the_best_at_each_load_is_joined_in_a_table_of_lengths():
     assert [each.name for each in best.values()] == ["long", "short"]
     table = by_load(SERVER, MODELS, best, CONFIGURATIONS)
     drafter = table.configuration.drafter
-    assert [drafter.at(n) for n in (1, 2, 4, 9)] == [chain(k).drafter for k in (6, 2, 2, 2)]
+    assert [drafter.at(n) for n in (1, 2, 4, 9)] == [small(k).drafter for k in (6, 2, 2, 2)]
     same = dict.fromkeys(best, SHORT)
     assert by_load(SERVER, MODELS, same, CONFIGURATIONS) is None
 

@@ -40,13 +40,12 @@ RENDERED = [
 ]
 
 
-def test_chats_are_rendered_and_plain_texts_stay_plain(tokenizer, tmp_path):
+def test_chats_are_rendered_and_plain_texts_stay_plain_unless_always_is_asked_for(
+    tokenizer, tmp_path
+):
     prompts = load(tmp_path, tokenizer, "auto", QUESTION, GUIDED, TURNS, PLAIN)
     assert texts(prompts) == [*RENDERED, "How many?"]
     assert [prompt.template is None for prompt in prompts] == [False, False, False, True]
-
-
-def test_always_renders_a_plain_question_as_a_message(tokenizer, tmp_path):
     (prompt,) = load(tmp_path, tokenizer, "always", PLAIN)
     assert prompt.text == "<|endoftext|>[user]How many?\n[assistant]"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, parse
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.chains import whole_chains
@@ -106,9 +106,7 @@ def test_nothing_is_corrected_without_the_time_of_autoregressive_decoding():
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(replay, tokens):
     """Chains drafted from the prompt are verified in the next round."""
-    policy = {"kind": "fixed", "max_tokens": tokens}
-    drafter = {"kind": "draft_model", "policy": policy}
-    option = parse(Configuration, {"drafter": drafter}, "test")
+    option = configured(chain(max_tokens=tokens))
     rounds = replay.run(option)
     counts, full = rounds.counts, whole_chains(option, rounds).counts
     assert full.n_draft == full.n_draft_tokens == tokens * counts.n_target
@@ -118,9 +116,8 @@ def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(replay, tokens
 
 
 def test_lookups_find_what_they_find(replay):
-    option = parse(Configuration, {"drafter": {"kind": "suffix"}}, "test")
-    rounds = replay.run(option)
-    assert whole_chains(option, rounds) is rounds
+    rounds = replay.run(SUFFIX)
+    assert whole_chains(SUFFIX, rounds) is rounds
 
 
 def test_rounds_are_priced_by_the_candidates_that_each_verifies(replay):
@@ -128,7 +125,7 @@ def test_rounds_are_priced_by_the_candidates_that_each_verifies(replay):
     widths = [1.0, 4.0, 4.0, 4.0, 9.0, 9.0, 9.0, 9.0, 16.0]
     taken = [Measurement(width=w, context=64, batch=1, seconds=s) for w, s in enumerate(widths, 1)]
     times = profile(0.1).model_copy(update={"target": ForwardCost.fit(taken).in_steps()})
-    option = parse(Configuration, {"drafter": {"kind": "suffix", "max_tokens": 8}}, "test")
+    option = configured({"kind": "suffix", "max_tokens": 8})
     rounds = replay.run(option)
     assert len({*rounds.drafted}) > 2
     found = estimated(option, replay, times).metrics["estimated_seconds"]
@@ -136,7 +133,7 @@ def test_rounds_are_priced_by_the_candidates_that_each_verifies(replay):
 
 
 MODELS = Models("org/target", {"draft": DraftFile("org/draft", "model")})
-SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+SVIP = chain("svip", threshold=1.5)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +147,8 @@ def profile(draft):
 
 
 def nearest(server, drafter, replay, draft):
-    option = parse(Configuration, {"drafter": drafter}, "test")
-    return find_nearest(SERVERS[server], MODELS, option, replay, profile(draft))
+    times = profile(draft)
+    return find_nearest(SERVERS[server], MODELS, configured(drafter), replay, times)
 
 
 def test_a_schedule_is_replaced_by_what_is_nearest_for_one_request_and_rests_where_it_does(replay):

@@ -20,7 +20,6 @@ from specdec_core.search.replaying import (
     recording_of,
     with_types_of,
 )
-from specdec_core.search.results import SweepResult
 from specdec_core.tokens.statistics import Counts
 from tests.commands import prompts_file as write_prompts
 from tests.commands import sweep_plan
@@ -73,9 +72,6 @@ def recorded(tiny_pair, prompts_file, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     record_prompts(tiny_pair, prompts_file, home / "traces" / "own", TOKENS)
     return home, Recording.open(home / "traces" / "own")
-
-
-Swept = tuple[SweepResult, SweepFolder, HeardSweep]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cluster.sweep.trial import assess, replayed
-from specdec_core.config import Configuration, PairSpec, RunnerSettings, parse
+from specdec_core.config import PairSpec, RunnerSettings, parse
 from specdec_core.cost import Hardware
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
@@ -15,6 +15,7 @@ from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.nearest import estimated
 from specdec_core.search.results import SECONDS, for_as_many_tokens
+from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.recorded import replay_of
 
 DRAFTS = {"medium": 0.1, "small": 0.001}
@@ -23,16 +24,8 @@ PROFILE = MACHINE.profile(list(DRAFTS))
 NEW_TOKENS = 24
 
 
-def chain(draft):
-    policy = {"kind": "fixed", "max_tokens": 4}
-    return {"kind": "draft_model", "draft": draft, "policy": policy}
-
-
-def configured(**drafter):
-    return parse(Configuration, {"drafter": drafter}, "test")
-
-
-BANDIT = configured(kind="bandit", arms=[chain("medium"), chain("small")])
+ARMS = [chain(max_tokens=4) | {"draft": draft} for draft in DRAFTS]
+BANDIT = configured({"kind": "bandit", "arms": ARMS})
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What a server's answers become, and its errors, with a scripted server."""
 
 import json
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -19,7 +18,6 @@ from tests.conftest import chat_tokenizer, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 PROMPT: list[int] = TOKENIZER("def")["input_ids"]
-Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 
 
 def choice(text="a", reason="length", **more):

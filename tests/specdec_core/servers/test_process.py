@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from cluster.serving.cores import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.servers.process import ServerProcess, running
-from tests.commands import children, wait_until
+from tests.commands import alive, children, wait_until
 
 SERVER = """
 import http.server, subprocess, sys
@@ -48,13 +47,6 @@ def test_it_answers_and_stops_with_its_children(tmp_path):
         httpx.get(f"{url}/health")
     process.stop()  # twice does nothing
     wait_until(lambda: not alive(child))
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_no_process_of_it_outlives_a_keeper_that_is_killed(tmp_path):

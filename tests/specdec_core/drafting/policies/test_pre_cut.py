@@ -21,19 +21,19 @@ NEVER = 1e-9
 SURE = {"exploration": 0.0}
 
 
+def goes_on(policy, probability, position, calls, free=False, slot=0):
+    """The policy's answer to one candidate."""
+    asked = {"slots": slot, "positions": position, "probability": probability}
+    asked |= {"calls": calls, "free": free}
+    [go] = policy.go_on(SimpleNamespace(**{name: [value] for name, value in asked.items()}))
+    return go
+
+
 def draft_round(policy, probabilities, accepted, slot=0):
     """Draft along `probabilities` as long as the policy likes, and tell it how many of the
     candidates the target would accept. Returns the candidates drafted."""
     for position, probability in enumerate(probabilities, start=1):
-        signals = SimpleNamespace(
-            slots=[slot],
-            positions=[position],
-            probability=[probability],
-            calls=[position],
-            free=[False],
-        )
-        [go] = policy.go_on(signals)
-        if not go:
+        if not goes_on(policy, probability, position, position, slot=slot):
             break
     policy.observe(slot, PolicyOutcome(position, min(position, accepted), position))
     return position
@@ -196,9 +196,7 @@ def test_one_table_serves_all_slots_and_outlives_requests():
 
 def test_a_round_that_was_never_verified_teaches_nothing():
     policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE, target_cost=5))
-    policy.go_on(
-        SimpleNamespace(slots=[0], positions=[1], probability=[0.9], calls=[1], free=[False])
-    )
+    goes_on(policy, 0.9, 1, 1)
     policy.reset(0)
     policy.observe(0, PolicyOutcome(1, 1, 1))
     assert not any(policy.table.stopped)
@@ -210,11 +208,7 @@ def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned(
     for position, (calls, free) in enumerate(
         [(1, True), (1, True), (1, False), (2, True), (2, False)], start=1
     ):
-        policy.go_on(
-            SimpleNamespace(
-                slots=[0], positions=[position], probability=[1.0], calls=[calls], free=[free]
-            )
-        )
+        goes_on(policy, 1.0, position, calls, free)
     policy.observe(0, PolicyOutcome(5, 5, 2, reused=2))
     table = policy.table
     assert [state for state, trials in enumerate(table.stopped) if trials] == [0, 4]

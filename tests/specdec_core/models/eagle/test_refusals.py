@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle.loading import is_head, load_head, save_head
@@ -19,8 +18,6 @@ from tests.specdec_core.models.eagle.heads import (
     random_head,
     target_config,
 )
-
-Tensors = dict[str, Tensor]
 
 
 @pytest.fixture
@@ -185,8 +182,10 @@ def test_torn_weights(folder, name, kept):
     refused(folder, f"cannot read {name}: ")
 
 
-def test_torch_files_that_run_code_are_not_read(folder):
+def test_no_weights_and_torch_files_that_run_code_are_not_read(folder):
     (folder / "model.safetensors").unlink()
+    assert is_head(folder)
+    refused(folder, "no weights")
     torch.save({"fc.weight": Path("/")}, folder / "pytorch_model.bin")
     refused(folder, "cannot read pytorch_model.bin: ")
 
@@ -199,12 +198,6 @@ def test_no_head(tmp_path):
         assert not is_head(tmp_path)
         refused(tmp_path, "config.json is not|not an EAGLE head")
     assert not is_head(tmp_path / "none")
-
-
-def test_no_weights(folder):
-    (folder / "model.safetensors").unlink()
-    assert is_head(folder)
-    refused(folder, "no weights")
 
 
 def test_a_head_with_another_vocabulary_is_not_saved(tmp_path):

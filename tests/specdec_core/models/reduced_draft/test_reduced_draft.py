@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
@@ -110,9 +109,6 @@ def test_compiled_logits_are_those_of_eager_forwards(tiny_spec, either, tmp_path
     for batch in (Batch([0, 1], [[5, 6, 7], [8, 9]]), Batch([0, 1], [[10], [11]])):
         found, expected = compiled.forward(batch).logits, eager.forward(batch).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-Tensors = dict[str, Tensor]
 
 
 def set_(name, value):

@@ -174,9 +174,6 @@ def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(repla
     assert (two.config_id == SIX.id) == (cost > 0)
 
 
-SIX, TWO = configured(chain(max_tokens=6)), configured(chain(max_tokens=2))
-
-
 def ranges(configuration):
     assert isinstance(configuration.drafter, ScheduleSettings)
     return configuration.drafter.ranges

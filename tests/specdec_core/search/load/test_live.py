@@ -43,7 +43,6 @@ from tests.load_timer import ALWAYS_FREE, recorded
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.recorded import replay_of
 
-TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 CONFIGURATIONS = {
     "autoregressive": Configuration(),
     "draft": configured(chain(max_tokens=4)),
@@ -104,7 +103,7 @@ def test_the_steps_are_the_live_engines(kind, limits, tiny_pair):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
         live = LiveSteps(engine, requests, clients)
         simulated = simulate_clients(
-            StepCosts(answers, TIMES), shapes, clients, LIMITS[limits], log=True
+            StepCosts(answers, ALWAYS_FREE), shapes, clients, LIMITS[limits], log=True
         )
         assert [step.plan for step in simulated.log] == live.plans
         assert [step.candidates for step in simulated.log] == live.candidates
@@ -151,10 +150,10 @@ def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair):
 
 
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
-CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
+CHAIN = chain(max_tokens=1)
 REPLAYABLE: Mapping[str, dict[str, Any]] = {
     "chain": CHAIN,
-    "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
+    "heuristic": chain("heuristic", start=3),
     "bandit": {"kind": "bandit", "arms": [CHAIN, {"kind": "suffix"}]},
     "hybrid": {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": CHAIN},
 }
@@ -260,24 +259,15 @@ def test_what_no_rounds_tell_is_refused_as_before(replay, decode):
         replayed_answers(with_decoded(replay, [pearl], decode), pearl)
 
 
-ANSWER_TIMES = StepTimes(
-    target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)}
-)
 NEW_TOKENS = 24
-
-
-def answer_chain(k):
-    return {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": k}}
-
-
 PHRASES = {"kind": "token_cache", "learn_from": "output"}
 ANSWER_TREE = {"kind": "tree", "branching": [3, 2, 1]}
 SCHEDULES: dict[str, dict[int, Any]] = {
-    "chains": {1: answer_chain(4), 2: answer_chain(2), 4: None},
-    "a rule": {1: {"kind": "svip"}, 2: answer_chain(2), 4: None},
+    "chains": {1: chain(max_tokens=4), 2: chain(max_tokens=2), 4: None},
+    "a rule": {1: {"kind": "svip"}, 2: chain(max_tokens=2), 4: None},
     "lookups": {1: {"kind": "suffix"}, 2: None, 3: {"kind": "prompt_lookup"}},
     "the latest phrases": {1: PHRASES, 2: {"kind": "suffix", "tree": True}},
-    "a tree": {1: ANSWER_TREE, 3: answer_chain(3)},
+    "a tree": {1: ANSWER_TREE, 3: chain(max_tokens=3)},
     "a schedule inside": {1: {"kind": "schedule", "ranges": {1: 4, 3: None}}, 2: 2, 5: 3},
 }
 
@@ -308,7 +298,7 @@ def test_the_steps_of_answers_are_the_live_engines(kind, limits, answers_replay,
         engine = Engine(tiny_pair, configuration, limits=limits)
         live = LiveSteps(engine, requests(answers_replay), clients)
         simulated = simulate_clients(
-            StepCosts(answers, ANSWER_TIMES), shapes, clients, limits, log=True
+            StepCosts(answers, ALWAYS_FREE), shapes, clients, limits, log=True
         )
         assert [step.plan for step in simulated.log] == live.plans
         assert [step.candidates for step in simulated.log] == live.candidates
@@ -321,10 +311,10 @@ def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(answers_replay, ti
     answers = replayed_answers(answers_replay, configuration)
     shapes = shapes_of(answers, len(answers))
     live = LiveSteps(Engine(tiny_pair, configuration, 2), requests(answers_replay), 1)
-    simulated = simulate_clients(StepCosts(answers, ANSWER_TIMES), shapes, 1, Limits(2), log=True)
+    simulated = simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, 1, Limits(2), log=True)
     assert [step.candidates for step in simulated.log] == live.candidates
     # With changes of the load it still answers everything.
-    simulated = simulate_clients(StepCosts(answers, ANSWER_TIMES), shapes, 2, Limits(2))
+    simulated = simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, 2, Limits(2))
     assert simulated.records["tokens"].tolist() == list(answers.lengths)
 
 
@@ -335,7 +325,7 @@ def test_ranges_within_ranges_are_ranges():
 
 
 def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(answers_replay):
-    alone = replayed_answers(answers_replay, configured(answer_chain(4)), whole=True).rounds[1]
+    alone = replayed_answers(answers_replay, configured(chain(max_tokens=4)), whole=True).rounds[1]
     for first, *later in alone:
         assert (first.drafted, first.draft_forwards) == (0, 4)
         assert {(each.drafted, each.draft_forwards) for each in later} <= {(4, 4)}
@@ -349,19 +339,19 @@ def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(answers_r
 @pytest.mark.parametrize(
     ("drafter", "by_load"),
     [
-        (answer_chain(2), {1: {10}}),
-        ({"kind": "schedule", "ranges": {1: answer_chain(2), 2: None}}, {1: {10}, 2: {0}}),
+        (chain(max_tokens=2), {1: {10}}),
+        ({"kind": "schedule", "ranges": {1: chain(max_tokens=2), 2: None}}, {1: {10}, 2: {0}}),
         (
-            {"kind": "schedule", "ranges": {1: {"kind": "suffix"}, 2: answer_chain(2)}},
+            {"kind": "schedule", "ranges": {1: {"kind": "suffix"}, 2: chain(max_tokens=2)}},
             {1: {1000}, 2: {10}},
         ),
-        ({"kind": "bandit", "arms": [answer_chain(2), {"kind": "suffix"}]}, {1: {0, 10, 1000}}),
+        ({"kind": "bandit", "arms": [chain(max_tokens=2), {"kind": "suffix"}]}, {1: {0, 10, 1000}}),
     ],
 )
 def test_a_step_takes_the_time_of_what_proposes_in_it(drafter, by_load, answers_replay):
-    times = ANSWER_TIMES.model_copy(update={"proposals": {"draft draft": 10.0, "suffix": 1000.0}})
+    times = ALWAYS_FREE.model_copy(update={"proposals": {"draft draft": 10.0, "suffix": 1000.0}})
     answers = replayed_answers(answers_replay, configured(drafter))
-    costs, without = StepCosts(answers, times), StepCosts(answers, ANSWER_TIMES)
+    costs, without = StepCosts(answers, times), StepCosts(answers, ALWAYS_FREE)
     for least, expected in by_load.items():
         shares = {}
         for shape, n in product(shapes_of(answers, len(answers)), range(6)):
@@ -375,7 +365,7 @@ def test_a_step_takes_the_time_of_what_proposes_in_it(drafter, by_load, answers_
 
 
 def test_everywhere_begins_at_every_position(answers_replay):
-    for drafter in (None, answer_chain(4), ANSWER_TREE, {"kind": "suffix"}):
+    for drafter in (None, chain(max_tokens=4), ANSWER_TREE, {"kind": "suffix"}):
         configuration = configured(drafter)
         everywhere, in_order = (
             answers_replay.everywhere(configuration),

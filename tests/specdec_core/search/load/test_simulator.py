@@ -26,7 +26,6 @@ ALONE = SimulatedRound(drafted=0, generated=1, draft_forwards=0, draft_tokens=0)
 FOUR = SimulatedRound(drafted=3, generated=4, draft_forwards=3, draft_tokens=3)
 MEDIUM, SMALL = FOUR._replace(draft="medium"), FOUR._replace(draft="small")
 TWO_DRAFTS = {"medium": ForwardTerms(fixed=0.1), "small": ForwardTerms(fixed=0.001)}
-Rows = list[list[float]]
 
 
 def autoregressive(prompt=10, tokens=5):
@@ -37,9 +36,9 @@ def drafted(prompt=10, rounds=3):
     return Answers([prompt], {1: [[ALONE, *[FOUR] * rounds]]}, "draft")
 
 
-def clients(answers, number, count, **limits):
-    limit = Limits(**{"slots": 4, **limits})
-    return simulate_clients(StepCosts(answers, CONSTANT), shapes_of(answers, count), number, limit)
+def clients(answers, number, count, times=CONSTANT):
+    costs, shapes = StepCosts(answers, times), shapes_of(answers, count)
+    return simulate_clients(costs, shapes, number, Limits(8))
 
 
 def arriving(answers, arrivals, slots, replicas=1):
@@ -65,8 +64,7 @@ def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it():
     answers = autoregressive()
     for mixes, together, first in ((True, 1, T), (False, 1, T), (True, 2, T), (False, 2, 2 * T)):
         costs = CONSTANT.model_copy(update={"mixes": mixes})
-        shapes = shapes_of(answers, together)
-        simulation = simulate_clients(StepCosts(answers, costs), shapes, together, Limits(together))
+        simulation = clients(answers, together, together, costs)
         assert times(simulation) == [pytest.approx([0, first, first + 4 * T])] * together
 
 
@@ -78,18 +76,15 @@ def test_the_first_token_does_not_wait_for_the_draft():
 
 def test_what_the_engine_adds_is_counted():
     costs = CONSTANT.model_copy(update={"per_step": 1, "per_row": 10})
-    answers = drafted(rounds=1)
     forwards = 2 * T + 4 * T / 10  # one of each model prefills the prompts
-    simulation = simulate_clients(StepCosts(answers, costs), shapes_of(answers, 2), 2, Limits(2))
+    simulation = clients(drafted(rounds=1), 2, 2, costs)
     assert simulation.seconds == pytest.approx(forwards + 2 * (1 + 2 * 10))
 
 
 def test_steps_without_candidates_have_a_time_of_their_own():
     costs = CONSTANT.model_copy(update={"autoregressive": ForwardTerms(fixed=T / 2)})
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
-        simulation = simulate_clients(
-            StepCosts(answers, costs), shapes_of(answers, 1), 1, Limits(2)
-        )
+        simulation = clients(answers, 1, 1, costs)
         assert simulation.seconds == pytest.approx(seconds)
 
 
@@ -101,9 +96,7 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates():
     for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
         answers = Answers([10], {1: [rounds]}, "draft")
         answers.lazy = True  # no separate forward prefills the prompt
-        simulation = simulate_clients(
-            StepCosts(answers, costs), shapes_of(answers, 1), 1, Limits(2)
-        )
+        simulation = clients(answers, 1, 1, costs)
         expected = [profile.round_seconds(r.drafted, r.draft_forwards, 0, "draft") for r in rounds]
         assert simulation.seconds == pytest.approx(sum(expected))
     assert profile.autoregressive_seconds(5) == pytest.approx(5 * 0.1)
@@ -130,9 +123,7 @@ def test_a_schedule_takes_the_times_of_the_range_that_drafts():
     schedule = Answers([10], {1: medium, 8: small}, "medium", by_position=True, lazy=True)
     for number, alone in ((8, small), (7, medium)):
         taken = [
-            simulate_clients(
-                StepCosts(each, costs), shapes_of(each, 2 * number), number, Limits(8)
-            ).seconds
+            clients(each, number, 2 * number, costs).seconds
             for each in (
                 schedule,
                 Answers([10], {1: alone}, alone[0][1].draft, by_position=True, lazy=True),
@@ -234,9 +225,8 @@ def test_a_step_costs_what_its_rows_add_up_to():
 
 def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before():
     target = ForwardTerms(per_cached=1.0)
-    answers = autoregressive(prompt=10, tokens=1)
-    costs = StepCosts(answers, CONSTANT.model_copy(update={"target": target, "mixes": False}))
-    simulation = simulate_clients(costs, shapes_of(answers, 2), 2, Limits(2))
+    costs = CONSTANT.model_copy(update={"target": target, "mixes": False})
+    simulation = clients(autoregressive(prompt=10, tokens=1), 2, 2, costs)
     # A forward reads nine tokens of each, and one the last.
     assert simulation.seconds == pytest.approx(2 * 9)
 

@@ -132,7 +132,10 @@ def test_an_objective_is_read_from_an_option():
             Slo.read(text, "--slo")
 
 
-def test_the_digest_follows_a_traces_content(tmp_path):
+def test_a_plans_trace_is_read_at_once_and_the_digest_follows_its_content(tmp_path):
+    plan = {"search": [LOOKUP], "workload": {"trace": str(tmp_path / "none.jsonl")}}
+    with pytest.raises(UserError, match=r"none\.jsonl: no such file"):
+        Plan.model_validate(plan).resolve()
     path = write(tmp_path / "t.jsonl", {"arrival": 0, "prompt": "a"})
     plan = Plan.model_validate({"search": [LOOKUP], "workload": {"trace": str(path)}})
     before = plan.resolve().digest("p")
@@ -143,9 +146,3 @@ def test_the_digest_follows_a_traces_content(tmp_path):
 def test_a_live_run_has_a_request_for_each_client():
     sizes = [LiveSettings(requests=6).size(Load(clients=n, requests=9), 9) for n in (1, 8)]
     assert sizes == [6, 8]
-
-
-def test_a_plans_trace_is_read_at_once(tmp_path):
-    plan = {"search": [LOOKUP], "workload": {"trace": str(tmp_path / "none.jsonl")}}
-    with pytest.raises(UserError, match=r"none\.jsonl: no such file"):
-        Plan.model_validate(plan).resolve()

@@ -67,6 +67,24 @@ def answers_here(pair):
     return [list(each.tokens) for each in Engine(pair, AUTOREGRESSIVE, 3).generate(requests)]
 
 
+@pytest.fixture
+def with_program(monkeypatch, tmp_path, tiny_pair):
+    """Makes a script the `llama-server` that is found; returns a pair with a target in GGUF, and
+    the settings of a mode with a draft in it."""
+
+    def made(script):
+        (tmp_path / "bin").mkdir()
+        program, file = tmp_path / "bin" / "llama-server", tmp_path / "model.gguf"
+        program.write_text(script)
+        program.chmod(0o755)
+        file.write_bytes(b"GGUF")
+        monkeypatch.setattr(process, "FOLDER", tmp_path)
+        given = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"target": str(file)}))
+        return given, {"spec-type": "draft-simple", "spec-draft-model": str(file)}
+
+    return made
+
+
 def test_what_is_missing_is_one_line(monkeypatch, tmp_path, tiny_pair):
     monkeypatch.setattr(process, "FOLDER", tmp_path / "none")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -86,25 +104,20 @@ def test_a_gguf_file_is_used_as_it_is_and_other_models_need_the_script(
         gguf_of(tiny_pair.spec.target, "float32", tmp_path / "none.py")
 
 
-def test_a_server_is_started_with_its_slots_cores_and_data_types(monkeypatch, tmp_path, tiny_pair):
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "llama-server"
-    program.write_text("#!/bin/sh\necho 'version: 0.6.0-dev (build 11434, commit unknown)' >&2\n")
-    program.chmod(0o755)
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    monkeypatch.setattr(process, "FOLDER", tmp_path)
+def test_a_server_is_started_with_its_slots_cores_and_data_types(
+    monkeypatch, tmp_path, with_program
+):
     monkeypatch.setenv("LLAMA_ARG_THREADS", "99")
-    given = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"target": str(file)}))
-    settings = {"spec-type": "draft-simple", "spec-draft-model": str(file)}
+    said = "version: 0.6.0-dev (build 11434, commit unknown)"
+    given, settings = with_program(f"#!/bin/sh\necho '{said}' >&2\n")
     served = LLAMA_CPP.served(given, Mode("chain", settings), (1, 3), tmp_path)
     assert served.version == "llama.cpp b11434"
     assert "LLAMA_ARG_THREADS" not in served.environment
     command = served.command(4, 8123)
-    assert command[0] == str(program)
+    assert command[0] == str(tmp_path / "bin" / "llama-server")
     for option, value in {
-        "--model": str(file),
-        "--spec-draft-model": str(file),
+        "--model": given.spec.target,
+        "--spec-draft-model": given.spec.target,
         "--port": "8123",
         "--parallel": "4",
         "--ctx-size": "1024",
@@ -132,15 +145,8 @@ HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 """
 
 
-def test_a_server_that_cannot_use_its_draft_is_not_ready(monkeypatch, tmp_path, tiny_pair):
-    (tmp_path / "bin").mkdir()
-    program, file = tmp_path / "bin" / "llama-server", tmp_path / "model.gguf"
-    program.write_text(WITHOUT.format(python=sys.executable))
-    program.chmod(0o755)
-    file.write_bytes(b"GGUF")
-    monkeypatch.setattr(process, "FOLDER", tmp_path)
-    given = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"target": str(file)}))
-    settings = {"spec-type": "draft-simple", "spec-draft-model": str(file)}
+def test_a_server_that_cannot_use_its_draft_is_not_ready(tmp_path, with_program):
+    given, settings = with_program(WITHOUT.format(python=sys.executable))
     chain = LLAMA_CPP.served(given, Mode("chain", settings), (), tmp_path).process("chain", 1)
     with (
         pytest.raises(UserError, match=r"^chain: its server decodes without .*: other vocabulary"),

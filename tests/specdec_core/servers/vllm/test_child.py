@@ -4,16 +4,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import specdec_core.servers.vllm.worker as vllm_worker
 from specdec_core.base.errors import UserError
 from specdec_core.servers.vllm.child import Worker
-
-Start = Callable[[str], Worker]
+from tests.commands import alive, wait_until
 
 ECHO = """
 import sys
@@ -33,14 +30,6 @@ def start():
     yield start
     for worker in workers:
         worker.close()
-
-
-def is_running(pid):
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_every_question_gets_its_own_answer(start):
@@ -64,7 +53,7 @@ def test_a_missing_answer_is_one_line_and_stops_the_worker(start, script, messag
     worker = start(script.replace("print(", "import functools; functools.partial(print, flush=1)("))
     with pytest.raises(UserError, match=message):
         worker.ask({}, 0.5 if "within" in message else 10)
-    assert not is_running(worker._process.pid)
+    assert not alive(worker._process.pid)
 
 
 def test_closing_stops_what_the_worker_started_too(start):
@@ -75,10 +64,10 @@ def test_closing_stops_what_the_worker_started_too(start):
         "child.wait()"
     )
     child = worker.ask({}, 10)["child"]
-    assert is_running(child)
+    assert alive(child)
     worker.close()
     worker.close()
-    wait_for_end(child)
+    wait_until(lambda: not alive(child))
 
 
 @pytest.mark.parametrize("loading", [False, True], ids=["waiting", "loading"])
@@ -100,15 +89,9 @@ def test_no_vllm_worker_outlives_a_parent_that_is_killed(tmp_path, loading):
     os.close(read_end)
     os.close(write_end)
     while loading and not loaded.exists():
-        assert is_running(child)
+        assert alive(child)
         time.sleep(0.01)
-    assert is_running(child)
+    assert alive(child)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    wait_for_end(child)
-
-
-def wait_for_end(pid):
-    """Return once the process has ended; one that does not is left to the suite's own limit."""
-    while is_running(pid):
-        time.sleep(0.01)
+    wait_until(lambda: not alive(child))

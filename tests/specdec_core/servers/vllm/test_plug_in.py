@@ -13,10 +13,9 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm import plug_in
-from specdec_core.servers.vllm.process import VENV
 from specdec_core.servers.vllm.settings import PLUG_IN, VARIABLE
 from tests.conftest import save_random_head
-from tests.peers import peers_of
+from tests.peers import peers_of, vllm_installed
 from tests.specdec_core.kinds import chain, configured
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
@@ -204,7 +203,7 @@ def test_heads_and_a_missing_file_are_refused(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason="vLLM is not installed")
+@vllm_installed
 def test_vllm_writes_the_same_with_the_plug_in():
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))

@@ -25,14 +25,11 @@ from specdec_core.servers.vllm.process import (
 )
 from specdec_core.servers.vllm.server import SUFFIX
 from tests.commands import ran
-from tests.peers import peers_of
+from tests.peers import peers_of, vllm_installed
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
 VLLM = SERVERS["vllm"]
-installed = pytest.mark.skipif(
-    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
-)
 PROMPT = tuple(range(5, 14))
 
 
@@ -128,7 +125,7 @@ def test_its_threads_are_ours_and_bound(tiny_pair, venv, monkeypatch):
     assert "VLLM_CPU_OMP_THREADS_BIND" not in unbound
 
 
-@installed
+@vllm_installed
 def test_vllm_and_transformers_write_the_same():
     """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
@@ -169,7 +166,7 @@ def test_suffix_decoding_forgets_the_answers_of_earlier_requests():
         assert forwards[1] < forwards[0] == len(peer.steps or ())
 
 
-@installed
+@vllm_installed
 def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path):
     """Untrained, it proposes little that is accepted."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
@@ -216,7 +213,7 @@ VARIANT = {"feature_layers": (1, 5), "norm_before_residual": True, "norm_before_
 @pytest.mark.parametrize(
     ("vocabulary", "changes"), [(1000, {}), pytest.param(4096, VARIANT, marks=pytest.mark.long)]
 )
-@installed
+@vllm_installed
 def test_vllm_drafts_the_same(tmp_path, vocabulary, changes):
     name = resolve_path("bundled:target")
     target = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)

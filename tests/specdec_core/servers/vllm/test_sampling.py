@@ -14,6 +14,7 @@ import torch
 
 from specdec_core.servers.vllm.process import VENV, inherited_environment, library_environment
 from specdec_core.servers.vllm.sampling import ENTRY_POINT, GROUP, NAME, Spreading, expanded, repair
+from tests.peers import vllm_installed
 
 PROGRAM = Path(__file__).with_name("sampling_counts.py")
 LOGITS = [[1.0, 0.2, -0.5, 0.7], [0.0, 1.5, 0.3, -1.0], [0.4, -0.2, 0.9, 0.1]]  # after 0, 1, 2
@@ -116,7 +117,7 @@ def test_the_entry_point_is_the_one_that_is_installed():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason="vLLM is not installed")
+@vllm_installed
 @pytest.mark.parametrize("repaired", [True, False])
 def test_vllm_draws_from_the_targets_distribution_once_repaired(tmp_path, repaired):
     counts, logged = counted(tmp_path, repaired)
