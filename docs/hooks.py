@@ -39,7 +39,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def commands() -> str:
-    """A section for each command: what it does and its options, from the program itself."""
+    """A section for each command: what it does and its options, as the program says them."""
     from jobs.cli import COMMANDS, command
 
     return "\n".join(_command(name, typer.main.get_command(command(name))) for name in COMMANDS)

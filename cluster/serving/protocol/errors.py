@@ -51,7 +51,7 @@ SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_
 
 
 def rate_limited(message: str, seconds: int) -> ApiError:
-    """Too much is asked for; there may be room in `seconds`."""
+    """A request beyond a limit; there may be room in `seconds`."""
     return ApiError(
         message,
         status=429,

@@ -24,7 +24,7 @@ SLOTS = 16  # of a server to which requests come at a rate
 
 class LoadPlan(BenchPlan):
     """A benchmark over HTTP. A server is started for each load, or with `one_server` for all loads,
-    each with prompts of its own.
+    which then have different prompts.
 
     With n `clients` each client sends its next request when its last is answered: `waves` requests,
     or more where together there would be fewer than `least`. At each of `rates`, requests a second,
