@@ -39,7 +39,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def commands() -> str:
-    """A section for each command: what it does and its options, as the program says them."""
+    """A section for each command: its purpose and its options, as the program says them."""
     from jobs.cli import COMMANDS, command
 
     return "\n".join(_command(name, typer.main.get_command(command(name))) for name in COMMANDS)
@@ -156,7 +156,7 @@ def _limit(rule: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type in the words of somebody who writes YAML."""
+    """A type as it is written in YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         limits = ", ".join(filter(None, map(_limit, getattr(annotation, "__metadata__", ()))))
