@@ -129,6 +129,10 @@ def wait_for_stop(look: Callable[[], None] = lambda: None) -> None:
         look()
 
 
+def warn(message: str) -> None:
+    console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
+
+
 def point(what: str, where: object) -> None:
     """Print a place or the next command after its name."""
     console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)

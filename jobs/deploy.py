@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.markup import escape
 from typer import Argument, Option
 
 from jobs.choice import read_config
-from jobs.console import console, print_configuration, program, run
+from jobs.console import console, print_configuration, program, run, warn
 from jobs.options import given
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -140,11 +139,7 @@ def _promote(config_id: str, alias: Any, uncertified: bool, engine: str | None) 
         )
     version = register(result, trial.id, alias=alias, server=engine)
     if not trial.configuration.lossless:
-        console.print(
-            "[yellow]warning:[/yellow] a lossy method: its output does not keep the target's"
-            " distribution",
-            soft_wrap=True,
-        )
+        warn("a lossy method: its output does not keep the target's distribution")
     said = "[yellow]warning:[/yellow] not certified"
     console.print(said if certificate is None else certificate.sentence)
     source = f"{alias} of {model_of(result.pair.name, engine)}, version {version}"
@@ -256,7 +251,7 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
             message = str(error).partition("\n")[0] or type(error).__name__
             if message not in said:
                 said.add(message)
-                console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
+                warn(message)
 
 
 if __name__ == "__main__":

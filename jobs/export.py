@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import yaml
 from rich.markup import escape
 from typer import Option
 
@@ -19,6 +18,7 @@ from jobs.options import (
     ProfileFile,
     Traces,
     check_times,
+    setting,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -83,7 +83,7 @@ def main(
     with the command that starts it. A configuration that the server cannot express is replaced by
     the nearest settings by replay, with the speed that this is expected to cost."""
     check_times(hardware, profile)
-    further = dict(map(_setting, more or []))
+    further = dict(map(setting, more or []))
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
     if plugin and further:
@@ -131,17 +131,6 @@ def main(
             console.print(f"{server.title} was not run with this: it follows the documentation")
         written = server.written(counterpart, models)
     _deliver(server, written, version, out or workspace() / "export" / f"{pair.name}-{to}")
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """A setting and its value, of NAME=VALUE."""
-    name, given, value = text.partition("=")
-    if not given:
-        raise UserError(f"--set {text}: expected NAME=VALUE")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"--set {text}: {value} is not a YAML value") from None
 
 
 def _priced(

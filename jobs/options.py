@@ -180,17 +180,21 @@ def sizes(text: str, option: str) -> tuple[int, ...]:
 def training_settings(kind: type[Parsed], changes: list[str] | None, **values: Any) -> Parsed:
     """The settings of a training: `values`, with the `changes` that `--set` names. Raises
     :class:`UserError`."""
-    for change in changes or []:
-        name, separator, value = change.partition("=")
-        if not separator:
-            raise UserError(f"--set {change}: expected name=value")
-        if name == "learning_rate":
-            raise UserError(f"--set {change}: expected --learning-rate {value}")
-        try:
-            values[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"--set {change}: {value} is no YAML value") from None
-    return parse(kind, values, "training settings")
+    changed = dict(map(setting, changes or []))
+    if "learning_rate" in changed:
+        raise UserError("--set learning_rate: --learning-rate is the option for it")
+    return parse(kind, {**values, **changed}, "training settings")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A setting and its value, of name=value. Raises :class:`UserError`."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise UserError(f"--set {text}: expected name=value")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"--set {text}: {value} is no YAML value") from None
 
 
 def check_name(name: str | None) -> None:

@@ -17,7 +17,7 @@ from typer import Option
 
 from dashboards.pages import PLAYGROUND
 from jobs.choice import choose_version
-from jobs.console import console, on_stop, print_configuration, run, wait_for_stop
+from jobs.console import console, on_stop, print_configuration, run, wait_for_stop, warn
 from jobs.deploy import certify_command, follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
 from jobs.traffic import read_command, watched
@@ -310,7 +310,7 @@ def main(
                 keys = start.access.keys is not None
                 _announce(url, deployment, slots, keys, tls_cert, engine, config)
                 running = find_server(url)
-                with watched(running, command, _warn) if command else nullcontext():
+                with watched(running, command, warn) if command else nullcontext():
                     if follow is not None:
                         arguments = url, deployment.version, follow
                         Thread(target=follow_champion, args=arguments, daemon=True).start()
@@ -330,10 +330,6 @@ def _end_within(seconds: float) -> None:
     end = Timer(seconds, os._exit, (1,))
     end.daemon = True
     end.start()
-
-
-def _warn(message: str) -> None:
-    console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
 
 
 def _announce(
@@ -366,7 +362,7 @@ def _announce(
     said = deployment.certificate or f"[yellow]not certified[/yellow]: `{check}` checks it"
     console.print(said, soft_wrap=True)
     if never := [n for n in drafters_by_load(configuration.drafter) if n > slots]:
-        _warn(
+        warn(
             f"--slots {slots}: what drafts from {' and '.join(map(str, never))} requests on never"
             f" does; --slots {max(never)} or more"
         )

@@ -26,6 +26,7 @@ from jobs.options import (
     MaybePrompts,
     MaybeTokens,
     Name,
+    Placed,
     Target,
     Traces,
     given,
@@ -68,10 +69,7 @@ def main(
         Path | None,
         Option(help="Forward times of another machine (YAML) to rank for; nothing is timed."),
     ] = None,
-    cluster: Annotated[
-        Path | None,
-        Option(help="Placement (YAML): the devices that draft and target are on."),
-    ] = None,
+    cluster: Placed = None,
     allow_lossy: Annotated[
         list[str] | None,
         Option(help="Lossy method that may become champion; repeatable."),
