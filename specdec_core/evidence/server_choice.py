@@ -105,8 +105,7 @@ class Expressed:
 def express(server: Server, models: Models, configurations: Iterable[Configuration]) -> Expressed:
     """The modes for `configurations` that draft: with the server's own settings, or else with our
     plug-in. Lookups are changed to copy after the occurrence that the server's copy after, unless
-    it has settings for both. Of
-    configurations with the same settings the first one counts."""
+    it has settings for both. Of configurations with the same settings the first one counts."""
     distinct = {
         (c := _as_there(server, each)).id: c for each in configurations if each.drafter is not None
     }
