@@ -245,8 +245,12 @@ def test_a_champion_is_given_up_only_where_the_server_refuses_it(
     assert server.asked == asked
 
 
-def test_what_is_deployed_says_of_which_weights_it_is(home, tiny_spec):
-    made = deployment_of(tiny_spec, LOOKUP)
+def test_what_is_deployed_says_of_which_weights_it_is_and_its_certificate_but_no_folder(
+    home, tiny_spec
+):
+    made = deployment_of(tiny_spec, LOOKUP, "/etc/specdec/config.yaml")
+    assert (made.public["source"], made.public["certified"]) == ("config.yaml", False)
+    assert made.model_copy(update={"certificate": "sure"}).public["certified"]
     assert made.weights == weights_here(tiny_spec, [LOOKUP])
     elsewhere = tiny_spec.model_copy(update={"target": "not/here"})
     assert deployment_of(elsewhere, LOOKUP).weights is None
