@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.look import MUTED, PAPER, base_figure, evenly, family_order, style
 from dashboards.ranking import champion, draft_of, family, label, ranked, speedup
+from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 
 CROWD = 10  # groups; with more, only the groups of the champion's draft are shown at first
 MOST = 150  # trials that are drawn behind the fronts, evenly spread over their ranking
 
 Group = tuple[str, str | None]  # family and draft
+
+
+class FrontierView(NamedTuple):
+    """The ranges of the axes."""
+
+    left: float
+    right: float
+    low: float
+    high: float
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
@@ -29,15 +41,15 @@ def frontier(result: SweepResult) -> go.Figure:
     """Verification rate against discard rate (SpecDec++, Fig. 3).
 
     One trace a family and draft, its Pareto frontier connected; the oracle of each draft
-    (Theorem 4.1) at discard rate 0. Points behind the frontiers are faint, and thinned where there
-    are hundreds. With many families, the traces of drafts other than the champion's are hidden
-    until clicked in the legend.
+    (Theorem 4.1) at discard rate 0; behind them lines of equal latency (Eq. 5.1). Points behind
+    the frontiers are faint, and thinned where there are hundreds. With many families, the traces
+    of drafts other than the champion's are hidden until clicked in the legend.
     """
     best, drafts, trials = champion(result), list(result.pair.drafts), ranked(result)
     leading = (draft_of(result, best) if best else None) or next(iter(drafts), None)
     groups = _groups(result, leading)
     hidden = set(drafts) - {leading} if len(groups) > CROWD else set()
-    x, y = _ranges(result, [t for t in trials if draft_of(result, t) not in hidden])
+    view = _view(result, [t for t in trials if draft_of(result, t) not in hidden])
     fronts = {group: pareto(members) for group, members in groups.items()}
     on_front = {trial.id for front in fronts.values() for trial in front}
     behind = [trial for trial in trials if trial.id not in on_front]
@@ -46,6 +58,8 @@ def frontier(result: SweepResult) -> go.Figure:
     height = 560 + 14 * max(0, len(groups) - CROWD)  # room for a long legend
     subtitle = _subtitle(len(trials), len(behind) - len(drawn))
     fig = base_figure(_title(result, best), subtitle, height)
+    if leading is not None:
+        fig.add_trace(_equal_latency(result.profile, leading, view))
     for (kind, draft), members in groups.items():
         look, second = style(kind), draft not in (leading, None)
         name = f"{look.name} · {draft}" if draft and len(drafts) > 1 else look.name
@@ -86,8 +100,8 @@ def frontier(result: SweepResult) -> go.Figure:
             showarrow=True, arrowcolor=MUTED, arrowwidth=1.2, arrowhead=2, standoff=7,
             bgcolor=PAPER, ax=36, ay=44,
         )  # fmt: skip
-    fig.update_xaxes(title_text="discard rate  N_discarded / N", range=x)
-    fig.update_yaxes(title_text="verification rate  N_target / N", range=y)
+    fig.update_xaxes(title_text="discard rate  N_discarded / N", range=[view.left, view.right])
+    fig.update_yaxes(title_text="verification rate  N_target / N", range=[view.low, view.high])
     return fig
 
 
@@ -105,13 +119,14 @@ def _groups(result: SweepResult, leading: str | None) -> dict[Group, list[Trial]
     return {group: members[group] for group in order}
 
 
-def _ranges(result: SweepResult, trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
-    """Ranges of both axes that hold every point and leave room below for the champion's label."""
+def _view(result: SweepResult, trials: Sequence[Trial]) -> FrontierView:
+    """Axis ranges that hold every point and leave room below for the champion's label."""
     x = [_rates(t)[0] for t in trials] or [1.0]
     y = [_rates(t)[1] for t in trials] + [o.verification_rate for o in result.oracles] or [0.0, 1.0]
     width, height = max(max(x), 0.1), max(max(y) - min(y), 0.05)
-    low, high = max(0.0, min(y) - 0.16 * height), max(y) + 0.06 * height
-    return [-0.03 * width, 1.05 * width], [low, high]
+    return FrontierView(
+        -0.03 * width, 1.05 * width, max(0.0, min(y) - 0.16 * height), max(y) + 0.06 * height
+    )
 
 
 def _title(result: SweepResult, best: Trial | None) -> str:
@@ -127,11 +142,39 @@ def _title(result: SweepResult, best: Trial | None) -> str:
 def _subtitle(count: int, left_out: int) -> str:
     text = (
         "Each point is one configuration; down and to the left is better, on any hardware. "
-        "The line joins a family's best trade-offs, stars are the oracle."
+        "The line joins a family's best trade-offs, stars are the oracle, and on a grey line "
+        "every chain of the draft has the same speedup here."
     )
     if left_out:
         text += f" Of {count} configurations {left_out} that lie behind the fronts are not drawn."
     return text
+
+
+def chain_speedup(
+    profile: Profile, draft: str, discard: np.ndarray, verification: np.ndarray
+) -> np.ndarray:
+    """Speedup over autoregressive decoding of a chain with these rates (Eq. 5.1). Here t_draft is
+    the time of drafting a candidate and of verifying it, and t_target that of a round without
+    candidates: the profile's target cost is affine in the width, so this is the estimate."""
+    per_candidate = profile.t_target(3) - profile.t_target(2)
+    t_draft = profile.t_draft(draft) + per_candidate
+    t_target = profile.t_target(2) - per_candidate + profile.round_overhead
+    seconds = t_draft + t_draft * discard + (t_target - t_draft) * verification
+    return profile.autoregressive_seconds(1) / seconds
+
+
+def _equal_latency(profile: Profile, draft: str, view: FrontierView) -> go.Contour:
+    """Lines of equal speedup of the draft's chains, labelled."""
+    x, y = np.linspace(view.left, view.right, 40), np.linspace(view.low, view.high, 40)
+    return go.Contour(
+        x=x, y=y, z=chain_speedup(profile, draft, *np.meshgrid(x, y)), name="equal latency",
+        contours={
+            "coloring": "none", "showlabels": True, "labelformat": ".3~g",
+            "labelfont": {"size": 11, "color": MUTED},
+        },
+        ncontours=10, line={"color": "rgba(128,134,145,0.42)", "width": 1}, showscale=False,
+        hoverinfo="skip", showlegend=True, legendrank=1002,
+    )  # fmt: skip
 
 
 def hover(result: SweepResult, trial: Trial) -> str:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards import look, ranking
-from dashboards.figures.frontier import frontier, pareto
+from dashboards.figures.frontier import chain_speedup, frontier, pareto
 from dashboards.figures.heads import reliability_diagram
 from dashboards.figures.sweep import speedups, time_per_token
 from dashboards.reports.heads import fits
@@ -132,6 +132,20 @@ def test_a_frontier_keeps_what_nothing_beats_in_both_rates():
     front = pareto([trial(*p) for p in points])
     rates = [(t.metrics["discard_rate"], t.metrics["verification_rate"]) for t in front]
     assert rates == [(0.2, 0.5), (0.5, 0.3), (0.9, 0.2)]
+
+
+def test_lines_of_equal_latency_agree_with_the_estimates(result):
+    trial = next(t for t in result.trials if t.configuration.family == "fixed")
+    profile, counts = result.profile, trial.counts
+    n = counts["n"]
+    # the last verification of a request may throw its own token away; compare where it did not
+    assert counts["n_draft"] + counts["n_target"] == n + counts["n_discarded"]
+    rates = np.array([counts["n_discarded"], counts["n_target"]]) / n
+    predicted = chain_speedup(profile, "draft", *rates)
+    assert predicted == pytest.approx(trial.metrics["estimated_speedup"], rel=1e-6)
+    (lines,) = [trace for trace in frontier(result).data if trace.type == "contour"]
+    drawn = [[chain_speedup(profile, "draft", x, y) for x in lines.x] for y in lines.y]
+    assert np.allclose(lines.z, drawn)
 
 
 def test_timed_bars_are_solid_with_intervals_and_estimated_ones_are_lighter(result):
