@@ -21,7 +21,10 @@ class TestProfile:
         assert profile.estimate_seconds(c, "small", context=100) == pytest.approx(expected)
         assert profile.estimate_seconds(c, None, 100) == pytest.approx(expected)
 
-    def test_no_draft_forwards_cost_nothing(self, profile):
+    def test_no_draft_forwards_cost_nothing_and_nothing_generated_takes_no_time(self, profile):
+        nothing = counts(0, 0, 0)
+        assert profile.estimate_seconds(nothing) == 0
+        assert profile.speedup(nothing) == 1
         lookup = Counts(1, n=30, n_draft=0, n_target=10, n_discarded=10, n_drafted=30,
                         n_accepted=20, n_target_tokens=10)  # fmt: skip
         expected = 10 * (truth(4, 256) + 1e-4)
@@ -84,11 +87,6 @@ class TestProfile:
         assert [draft for draft, _ in found] == ["small", None]
         assert configured(drafter("bandit", arms=arms[1:])).draft == "medium"
         assert Configuration().policies == ()
-
-    def test_nothing_generated_takes_no_time(self, profile):
-        nothing = counts(0, 0, 0)
-        assert profile.estimate_seconds(nothing) == 0
-        assert profile.speedup(nothing) == 1
 
     def test_saved_profile_is_read_back_equal(self, profile, tmp_path):
         assert Profile.load(profile.save(tmp_path / "profile.json")) == profile

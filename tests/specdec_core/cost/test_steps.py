@@ -174,10 +174,8 @@ class TestForwardCost:
         assert cost.seconds(4, 64) < cost.seconds(6, 64) < between
         assert ForwardCost.model_validate_json(cost.model_dump_json()) == cost
 
-    def test_unset_context_is_the_median_one_measured(self):
+    def test_unset_context_is_the_median_one_measured_and_some_must_be(self):
         cost = ForwardCost.fit(measure((1, 2), (64, 256, 512), (1,)))
         assert cost.seconds(1) == cost.seconds(1, context=256)
-
-    def test_no_measurements_are_refused(self):
         with pytest.raises(ValueError, match="no measurements"):
             ForwardCost.fit([])

@@ -179,16 +179,13 @@ def ranges(configuration):
     return configuration.drafter.ranges
 
 
-def test_neighbours_with_one_drafter_are_one_range():
+def test_neighbours_with_one_drafter_are_one_range_and_one_everywhere_is_that_itself():
+    assert scheduled({1: SIX, 8: SIX}) == SIX
+    assert scheduled({4: AUTOREGRESSIVE}) == AUTOREGRESSIVE
     chosen = scheduled({1: SIX, 2: SIX, 4: TWO, 8: AUTOREGRESSIVE, 16: AUTOREGRESSIVE})
     assert ranges(chosen) == {1: SIX.drafter, 3: TWO.drafter, 5: None}
     drafters = [drafter_at(chosen, n) for n in (1, 2, 3, 4, 5, 99)]
     assert drafters == [SIX.drafter, SIX.drafter, TWO.drafter, TWO.drafter, None, None]
-
-
-def test_one_configuration_everywhere_is_that_itself():
-    assert scheduled({1: SIX, 8: SIX}) == SIX
-    assert scheduled({4: AUTOREGRESSIVE}) == AUTOREGRESSIVE
 
 
 def test_a_schedule_samples_as_its_parts():
