@@ -3,8 +3,10 @@
 The recording is found, or made of the answers of the server itself. The costs of the server's steps
 are found, or measured in it. The simulation of every setting at every number of clients chooses the
 finalists. The server is started with each of them, and in its own modes, and they answer the same
-requests under each load, interleaved. Where different lengths are best at different loads, the
-table of lengths by load is raced as well. The target's weights are loaded by the server alone.
+requests under each load. These first runs show what a round takes longer while the server serves,
+which corrects the simulation and the choice. Then all that may win answer interleaved. Where
+different lengths are best at different loads, the table of lengths by load is raced as well. The
+target's weights are loaded by the server alone.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.load_comparison import Contestant, compare_servers
+from cluster.load_comparison import Contestant, compare_servers, shown_slower
 from cluster.load_servers import mode_server
 from cluster.recording import run_recording
 from cluster.serving.cores import Cores
@@ -35,6 +37,7 @@ from specdec_core.base.workspace import remember
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.drafting.trained import weights_here
+from specdec_core.evidence.as_served import as_served
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
 from specdec_core.evidence.parts import Parts, described
@@ -330,13 +333,20 @@ class _ServerSweep:
         command: str,
     ) -> ServerSweep:
         """Rank, race and choose."""
-        plan, server, loads = self.plan, self.server, self.race.loads
-        simulated = self._simulated(recording, profile, expressed)
+        server, loads = self.server, self.race.loads
+        own = {c.id: mode for mode in self._defaults() if (c := mode.configuration) is not None}
+        known = {**own, **expressed.modes}
+        simulated = self._simulated(recording, profile, known)
+        modes = self._finalists(simulated, profile, known)
+        first = None
+        if self.race.repeats > 1:
+            first = self._race("first runs", modes, prompts, command, repeats=1)
+            simulated = as_served(simulated, profile, first, known, self.observer)
+            slower = set.intersection(*(shown_slower(first.rows, load) for load in loads))
+            quicker = [mode for mode in modes if mode.name not in slower]
+            modes = joined(self._finalists(simulated, profile, known), quicker)
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
-        chosen = finalists(simulated, expressed.modes, plan.live)
-        chosen = [self._priced(mode, profile) for mode in chosen]
-        modes = joined(self._defaults(), chosen)
-        race = self._race("settings", modes, prompts, command)
+        race = self._race("settings", modes, prompts, command, max(self.race.repeats - 1, 1))
         configurations = _configurations(modes)
         rows = race.may_win()
         winner, best = best_of_all(rows, loads), best_by_load(rows, loads)
@@ -346,13 +356,14 @@ class _ServerSweep:
             again = {race.autoregressive().name, winner.name, joint.name}
             modes.append(joint)
             raced = [mode for mode in modes if mode.name in again]
-            table = self._race("table", raced, prompts, command)
+            table = self._race("table", raced, prompts, command, race.repeats)
             winner = best_of_all(table.may_win(), loads)
         mode = next(each for each in modes if each.name == winner.name)
         usage, started = self._written(mode)
         return ServerSweep(
             server=server.name,
             title=server.title,
+            first=first,
             race=race,
             table=table,
             configurations=_configurations(modes),
@@ -367,8 +378,17 @@ class _ServerSweep:
             command=started,
         )
 
-    def _simulated(self, recording: Recording, profile: Profile, expressed: Expressed) -> Simulated:
-        wanted = [c for mode in expressed.modes.values() if (c := mode.configuration) is not None]
+    def _finalists(
+        self, simulated: Simulated, profile: Profile, known: Mapping[str, Mode]
+    ) -> list[Mode]:
+        """The server's own modes, and the best few at each load."""
+        chosen = finalists(simulated, known, self.plan.live)
+        return joined(self._defaults(), [self._priced(mode, profile) for mode in chosen])
+
+    def _simulated(
+        self, recording: Recording, profile: Profile, modes: Mapping[str, Mode]
+    ) -> Simulated:
+        wanted = [c for mode in modes.values() if (c := mode.configuration) is not None]
         hidden = any(each.heads for each in wanted)
         replay = Replay(recording, hidden=hidden, profile=profile)
         assert self.plan.workload is not None  # it was checked
@@ -387,17 +407,23 @@ class _ServerSweep:
         return self.server.plug_in_mode(plugged.priced(profile), mode.name)
 
     def _race(
-        self, what: str, modes: Sequence[Mode], prompts: Sequence[Prompt], command: str
+        self,
+        what: str,
+        modes: Sequence[Mode],
+        prompts: Sequence[Prompt],
+        command: str,
+        repeats: int,
     ) -> ServerRace:
         """The server in these modes under each load. Runs that are on disk are not made again."""
         started, facts = datetime.now(UTC), environment()
+        race = self.race.model_copy(update={"repeats": repeats})
         asked = PromptSet.of(self.plan.prompts.source, prompts, self.plan.prompts.chat_template)
         contestants = [self.contestant(mode) for mode in modes]
         settings = [dict(mode.settings) for mode in modes]
         weights = self.folder.weights() or {}
         same = described(
             what,
-            self.race,
+            race,
             weights,
             asked,
             settings,
@@ -409,7 +435,7 @@ class _ServerSweep:
             self.kept.append(parts)
             notes = [self.cores.sentence, *parts.notes]
             rows = compare_servers(
-                self.race, contestants, self.workload, self.cores, parts, self.observer, leave=True
+                race, contestants, self.workload, self.cores, parts, self.observer, leave=True
             )
         return ServerRace(
             name=self.folder.name,
@@ -418,10 +444,10 @@ class _ServerSweep:
             pair=self.pair.spec,
             prompts=asked,
             max_new_tokens=self.race.max_new_tokens,
-            repeats=self.race.repeats,
-            loads=self.race.loads,
-            slots=self.race.slots,
-            one_server=self.race.one_server,
+            repeats=repeats,
+            loads=race.loads,
+            slots=race.slots,
+            one_server=race.one_server,
             rows=rows,
             notes=notes,
             environment=facts,

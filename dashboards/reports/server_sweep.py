@@ -65,7 +65,11 @@ def _in_table_alone(result: ServerSweep) -> list[ServerRace]:
 
 def _requests(result: ServerSweep) -> pd.DataFrame:
     """The requests of all races."""
-    races = {"all modes": result.race, "lengths by load": result.table}
+    races = {
+        "first runs": result.first,
+        "all modes": result.race,
+        "lengths by load": result.table,
+    }
     frames = [
         requests_frame(race).assign(race=name) for name, race in races.items() if race is not None
     ]
@@ -122,9 +126,17 @@ def _start(result: ServerSweep) -> list[str]:
 def _ranking(result: ServerSweep) -> list[str]:
     """How the finalists were found."""
     left_out = f"; without settings there: {', '.join(result.left_out)}" if result.left_out else ""
+    corrected = []
+    if result.first is not None:
+        corrected.append(
+            "what a round of each way to draft takes longer while the server serves was added to"
+            f" the simulation, by first runs of {len(result.first.rows)} modes; they do not count"
+            " in the race"
+        )
     return [
         f"{result.ranked} settings were ranked at each load by replay of {result.recording} and"
         f" simulation with the step costs of {result.times}{left_out}",
+        *corrected,
         "the race has other prompts than the recording"
         if result.others_raced
         else "the race has prompts of the recording, because the source has no further ones",

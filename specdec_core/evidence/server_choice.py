@@ -47,17 +47,19 @@ class ServerRace(LoadResult):
 
 class ServerSweep(Document):
     """The result of a sweep of a server. Modes are named by their rows in the race; loads are given
-    by their keys. `table` is the race of a table of lengths by load, which joins what is best at
-    each load, if there was one."""
+    by their keys. `first` are the runs that the simulation was corrected by, where there are some.
+    `table` is the race of a table of lengths by load, which joins what is best at each load, if
+    there was one."""
 
     FILE: ClassVar[str] = "server.json"
 
     server: str
     title: str
     race: ServerRace
+    first: ServerRace | None = None
     table: ServerRace | None = None
     configurations: dict[str, Configuration]  # of the modes, where they are known
-    expected: dict[str, dict[str, float]]  # simulated tokens a second, by mode and load
+    expected: dict[str, dict[str, float]]  # tokens a second by simulation, by mode and load
     ranked: int  # settings that were ranked
     left_out: list[str]  # configurations without settings
     recording: str

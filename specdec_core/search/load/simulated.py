@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
+from typing import Self
 
 import pandas as pd
 
@@ -67,6 +69,19 @@ class Simulated:
         """The objective at a load, by id."""
         rows = self.table[self.table["load"] == load.label]
         return rows.set_index("config_id")[self.by]
+
+    def at_speeds(self, speeds: Mapping[str, pd.Series]) -> Self:
+        """The known configurations with other tokens a second: by the loads' labels, of
+        configurations by their ids. What was simulated stays in the table as
+        `simulated_tokens_per_second`."""
+        table = self.table[self.table["config_id"].isin(list(self.known))]
+        table = table.rename(columns={"tokens_per_second": "simulated_tokens_per_second"})
+        places = zip(table["load"], table["config_id"], strict=True)
+        table["tokens_per_second"] = [float(speeds[load][key]) for load, key in places]
+        found = copy(self)
+        found.table = table
+        found.schedule = choose_schedule(table, self.known.values(), self.by)
+        return found
 
     def choice(self, load: Load) -> Configuration:
         """What the simulation would choose for a load."""
