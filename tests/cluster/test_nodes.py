@@ -13,6 +13,10 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray.autoscaler._private.fake_multi_node.node_provider import (
+    FAKE_HEAD_NODE_ID,
+    FAKE_HEAD_NODE_TYPE,
+)
 from ray.cluster_utils import Cluster
 
 from cluster import autoscaling
@@ -88,9 +92,6 @@ def test_a_target_on_two_nodes_with_its_draft_on_a_third_loses_nothing_with_a_sh
         driver.submit(decode, three_nodes, tiny_spec).result()
 
 
-HEAD_ID = "f" * 56
-
-
 def started(head):
     return Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
 
@@ -150,10 +151,16 @@ def growing(quiet, tmp_path, monkeypatch):
     """The address of a cluster of one core whose autoscaler may add two nodes of two GPUs."""
     address = f"{ray.util.get_node_ip_address()}:{(port := free_port())}"
     nodes = {
-        "head": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+        FAKE_HEAD_NODE_TYPE: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
         "gpu": {"resources": {"CPU": 2, "GPU": 2}, "node_config": {}, "max_workers": 2},
     }
-    provider = {"type": "fake_multinode", "gcs_address": address, "use_node_id_as_ip": True}
+    provider = {
+        "type": "fake_multinode",
+        "gcs_address": address,
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,  # which end nodes that SSH does not reach
+        "disable_launch_config_check": True,
+    }
     commands = ["setup_commands", "initialization_commands", "rsync_exclude", "rsync_filter"]
     commands += [f"{kind}_start_ray_commands" for kind in ("head", "worker")]
     commands += [f"{kind}_setup_commands" for kind in ("head", "worker")]
@@ -161,7 +168,7 @@ def growing(quiet, tmp_path, monkeypatch):
         "cluster_name": "growing",
         "provider": provider,
         "available_node_types": nodes,
-        "head_node_type": "head",
+        "head_node_type": FAKE_HEAD_NODE_TYPE,
         "max_workers": 2,
         "upscaling_speed": 10,
         "idle_timeout_minutes": 60,
@@ -174,7 +181,7 @@ def growing(quiet, tmp_path, monkeypatch):
     (tmp_path / "cluster.json").write_text(json.dumps(config))
     monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
     monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
-    monkeypatch.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", HEAD_ID)
+    monkeypatch.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", FAKE_HEAD_NODE_ID)
     head = {"num_cpus": 1, "gcs_server_port": port}
     cluster = started({**head, "autoscaling_config": str(tmp_path / "cluster.json")})
     monkeypatch.delenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING")
