@@ -1,19 +1,39 @@
-"""An engine with its models on the devices of a placement."""
+"""A pair, and an engine, with the models on the devices of a placement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from cluster.draft_actor import LOADING
+from cluster.session import ray_session
 from cluster.sharded_target.shard_weights import check_target
 from cluster.sharded_target.sharded_pair import sharded_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import APART, eagle_heads_of
+from specdec_core.models.pair import APART, Pair, eagle_heads_of, load_pair
+
+
+@contextmanager
+def loaded_pair(
+    spec: PairSpec, placement: Placement | None, configurations: Iterable[Configuration] = ()
+) -> Iterator[Pair]:
+    """The pair, to be decoded by `configurations`, with its models in this process or on the
+    devices of `placement`, which are released at the end.
+
+    Raises:
+        UserError: the pair, the placement, a configuration or all together are wrong.
+    """
+    for configuration in configurations:
+        check_models(spec, configuration, placement)
+    if placement is None:
+        yield load_pair(spec)
+        return
+    check_placement(spec, placement, ())
+    with ray_session(), sharded_pair(spec, placement) as pair:
+        yield pair
 
 
 @contextmanager
@@ -21,17 +41,9 @@ def placed_engine(
     spec: PairSpec, configuration: Configuration, limits: Limits, placement: Placement
 ) -> Iterator[Engine]:
     """An engine with the target on the devices of `placement`, and the draft on another if it has
-    one. The devices are released at the end.
-
-    Raises:
-        UserError: the pair, the placement or both together are wrong.
-    """
-    check_models(spec, configuration, placement)
-    with sharded_pair(spec, placement) as pair:
-        open_link: Callable[[], Link] = no_link
-        if placement.draft.devices:
-            open_link = lambda: pair.draft.wait()  # noqa: E731  # it is started when needed
-        engine = Engine(pair, configuration, open_link=open_link, limits=limits)
+    one. The devices are released at the end. Raises :class:`UserError` as :func:`loaded_pair`."""
+    with loaded_pair(spec, placement, [configuration]) as pair:
+        engine = Engine(pair, configuration, limits=limits)
         if engine.drafter is not None:
             engine.drafter.prepare(LOADING)
         yield engine
@@ -65,10 +77,9 @@ def check_placement(
     spec: PairSpec, placement: Placement, configurations: Iterable[Configuration]
 ) -> None:
     """Raises :class:`UserError` where the target cannot be split as `placement` asks, or a draft of
-    `configurations` cannot draft for a split target."""
+    `configurations` cannot draft for a placed target."""
     check_target(spec, placement.target)
-    if placement.target.devices == 1 or not (heads := eagle_heads_of(spec)):
-        return
+    heads = eagle_heads_of(spec)
     for configuration in configurations:
-        for apart in sorted(configuration.drafts_of(spec.drafts).keys() & heads):
+        for apart in sorted(configuration.drafts_of(spec.drafts).keys() & {*heads}):
             raise UserError(f"{configuration.label}: draft {apart}: {APART}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from jobs.console import console, errors, interruptible, point, print_runs_page
 from jobs.options import check_name, chosen_pair, given
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration, PairSpec, Placement
 
 if TYPE_CHECKING:
     from dashboards.sections import Report
@@ -144,19 +144,25 @@ def merged(under: dict, over: dict) -> dict:
     return {**under, **over, **both}
 
 
-def load(plan: BenchPlan, limit: int | None) -> tuple[Pair, list[Prompt]]:
-    """The plan's pair and its prompts, at most `limit`."""
-    with console.status(f"loading {plan.pair.name}"):
-        # torch and transformers take seconds to import.
-        from specdec_core.drafting.heads.storage import load_card
-        from specdec_core.models.pair import load_pair
-        from specdec_core.prompts.prompt_sets import load_prompts
+@contextmanager
+def loaded(
+    plan: BenchPlan, limit: int | None, placement: Placement | None = None
+) -> Iterator[tuple[Pair, list[Prompt]]]:
+    """The plan's pair, on the devices of `placement` if any, and its prompts, at most `limit`."""
+    with ExitStack() as held:
+        with console.status(f"loading {plan.pair.name}"):
+            # Ray, torch and transformers take seconds to import.
+            from cluster.placed_engine import loaded_pair
+            from specdec_core.drafting.heads.storage import load_card
+            from specdec_core.prompts.prompt_sets import load_prompts
 
-        for configuration in plan.wanted().values():
-            for _, head in configuration.heads:
-                load_card(head)  # a missing head is reported before the models are loaded
-        pair, asked = load_pair(plan.pair), plan.prompts
-        return pair, load_prompts(asked.source, limit, pair.tokenizer, asked.chat_template)
+            wanted, asked = plan.wanted().values(), plan.prompts
+            for configuration in wanted:
+                for _, head in configuration.heads:
+                    load_card(head)  # a missing head is reported before the models are loaded
+            pair = held.enter_context(loaded_pair(plan.pair, placement, wanted))
+            prompts = load_prompts(asked.source, limit, pair.tokenizer, asked.chat_template)
+        yield pair, prompts
 
 
 @contextmanager
@@ -176,7 +182,6 @@ def measuring(
     from jobs.bench_exported import our_modes
     from specdec_core.base.environment import environment
     from specdec_core.evidence.parts import Parts, described
-    from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet
 
     facts, modes = environment(), our_modes(plan, pair)
@@ -184,8 +189,7 @@ def measuring(
     told = [dict(mode.settings) for own in modes.values() for mode in own]
     what = described(name, plan, plan.weights(pair), asked, told, facts, **more)
     with interruptible(), Parts.open(folder.parent, what, kind, fresh) as parts:
-        if (kept := parts.pair(pair.spec)) != pair.spec:
-            pair = load_pair(kept)
+        pair = pair.reloaded(parts.pair(pair.spec))
         yield BenchRun(folder, pair, asked, modes, parts, facts)
         parts.remove()
 

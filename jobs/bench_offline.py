@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.bench import (
+    NO_PEERS,
     BenchRepeats,
     Configs,
     Graphs,
@@ -17,7 +18,7 @@ from jobs.bench import (
     Threads,
     deliver,
     end,
-    load,
+    loaded,
     measuring,
     merged,
     plan_options,
@@ -33,8 +34,12 @@ from jobs.options import (
     MaybePrompts,
     MaybeTokens,
     Name,
+    Placed,
     Target,
+    given,
 )
+from specdec_core.base.errors import UserError
+from specdec_core.config import Placement
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -62,6 +67,7 @@ def main(
     threads: Threads = None,
     dtype: DType = None,
     only: Only = None,
+    cluster: Placed = None,
     quick: Annotated[
         bool, Option("--quick", help="A first look: 4 prompts, 32 new tokens, once.")
     ] = False,
@@ -71,7 +77,12 @@ def main(
     """Decode the same prompts with this engine, transformers and vLLM, interleaved. Report the
     speedups, whether each writes what the target model alone would write, and where this engine's
     time goes. Interrupted, the same command resumes with the repeat that it was at. Run it on an
-    otherwise idle machine."""
+    otherwise idle machine. With --cluster this engine is timed alone, on these devices."""
+    placement = None
+    if cluster is not None:
+        if set(peers or ()) - {NO_PEERS}:
+            raise UserError("--cluster has the devices of this engine's models, not of --peers")
+        placement, peers = Placement.load(cluster), [NO_PEERS]
     options = plan_options(locals(), servers=False, temperatures=temperature or None)
     # torch and transformers take seconds to import.
     from dashboards.progress import RaceProgress
@@ -81,8 +92,11 @@ def main(
 
     plan = BenchPlan.load(rows or ROWS, **merged(QUICK if quick else {}, options))
     folder = result_folder(name, plan)
-    pair, asked = load(plan, plan.prompts.limit)
-    with measuring(plan, folder, pair, asked, name, Take, fresh) as under_way:
+    devices = given(devices=placement and placement.model_dump(mode="json"))
+    with (
+        loaded(plan, plan.prompts.limit, placement) as (pair, asked),
+        measuring(plan, folder, pair, asked, name, Take, fresh, **devices) as under_way,
+    ):
         pair, modes = under_way.pair, under_way.our_modes
         with (
             RaceProgress(console) as progress,

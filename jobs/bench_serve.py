@@ -22,7 +22,7 @@ from jobs.bench import (
     Threads,
     deliver,
     end,
-    load,
+    loaded,
     measuring,
     merged,
     plan_options,
@@ -138,14 +138,15 @@ def main(
     folder = result_folder(name, plan)
     plan.check()
     cores = Cores.divide(plan.pair.runner.threads)
-    pair, asked = load(plan, min(plan.prompts.limit or plan.needed, plan.needed))
-    workload = plan.workload(asked, pair)
+    limit = min(plan.prompts.limit or plan.needed, plan.needed)
     with (
         TemporaryDirectory() as scratch,
+        loaded(plan, limit) as (pair, asked),
         measuring(
             plan, folder, pair, asked, name, LoadRecord, fresh, cores=cores.sentence
         ) as under_way,
     ):
+        workload = plan.workload(asked, pair)
         with RaceProgress(console) as progress:
             contestants = _contestants(
                 plan, under_way, cores, Path(scratch), peers is not None, progress.warned

@@ -76,8 +76,8 @@ def main(
     than autoregressive decoding. The certificate goes to the workspace and, where the configuration
     is registered, to the registry. Where a check fails, there is none, and the exit code is 1.
 
-    A configuration that drafts while the target verifies (PEARL) needs devices for both, in
-    --cluster.
+    With --cluster it is checked with the models on these devices. A configuration that drafts while
+    the target verifies (PEARL) needs one for each.
 
     With --engine or --server the same is checked of another server over HTTP, with and without its
     speculation; only its speed is not. In another type than float32, greedy texts may differ where
@@ -95,8 +95,6 @@ def main(
     placement = None if cluster is None else Placement.load(cluster)
     if elsewhere and configuration.asynchronous:
         raise UserError(f"{configuration.label} drafts on a device of its own, not in a server")
-    if placement is not None and not configuration.asynchronous:
-        raise UserError(f"--cluster: {configuration.label} needs no device of its own to draft on")
     print_configuration(configuration, source)
     options = {**(QUICK if quick else FULL), **given(limit=limit, max_new_tokens=max_new_tokens)}
     count = options.pop("limit")
@@ -110,7 +108,7 @@ def main(
     from specdec_core.evidence.certificate.certificate import Certificate
     from specdec_core.evidence.certificate.certify import Extent, check_all
     from specdec_core.models.fingerprints import fingerprints, served_fingerprints
-    from specdec_core.models.pair import check_pair, load_pair
+    from specdec_core.models.pair import check_pair
     from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 
     extent = Extent(**options)
@@ -121,16 +119,13 @@ def main(
         with ConsoleProgress(console) as progress:
             found = elsewhere(pair_spec, configuration, loaded, extent, progress)
         checks, certified, pair_spec = found.checks, found.server, found.pair
-    elif configuration.asynchronous:
-        from cluster.placed_bench import check_placed
+    else:
+        from cluster.placed_engine import loaded_pair
 
         with ConsoleProgress(console) as progress:
-            checks = check_placed(pair_spec, configuration, placement, loaded, extent, progress)
-    else:
-        with console.status(f"loading {pair_spec.name}"):
-            pair = load_pair(pair_spec)
-        with ConsoleProgress(console) as progress:
-            checks = check_all(pair, configuration, loaded, extent, progress)
+            progress.stage(f"loading {pair_spec.name}")
+            with loaded_pair(pair_spec, placement, [configuration]) as pair:
+                checks = check_all(pair, configuration, loaded, extent, progress)
     show(console, [checked(checks)])
     if checks.failures:
         if checks.greedy.first:

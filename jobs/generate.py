@@ -109,10 +109,9 @@ def _engine(
             yield engine
             return
         from cluster.placed_engine import placed_engine
-        from cluster.session import ray_session
         from specdec_core.engine.scheduler import Limits
 
-        with ray_session(), placed_engine(pair, configuration, Limits(1), placement) as engine:
+        with placed_engine(pair, configuration, Limits(1), placement) as engine:
             status.stop()
             yield engine
 

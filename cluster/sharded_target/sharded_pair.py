@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from cluster.draft_actor import PlacedDraft
 from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
+from specdec_core.drafting.pearl.link import Link
 from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import (
@@ -24,7 +26,7 @@ from specdec_core.models.pair import (
     max_length_of,
     resolve_dtypes,
 )
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import CacheLost, ModelRunner
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class LazyDraft:
     @cached_property
     def started(self) -> PlacedDraft:
         return PlacedDraft(self.placed, self.spec)
+
+    def link(self) -> Link:
+        """The connection to it, once it has loaded its models."""
+        return self.started.wait()
 
     def close(self) -> None:
         if "started" in vars(self):
@@ -70,6 +76,20 @@ class ShardedPair(Pair):
         group = self.draft.group if apart else self.group
         # This process has no device.
         return ShardedRunner(group, slots, size, "cpu", cache_tokens, draft, max_length)
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int], draft: str | None = None) -> Tensor:
+        runner = self.open_runner(draft, 1)
+        with suppress(CacheLost):  # then a process has been started again
+            return torch.cat([*runner.predict(0, tokens)])
+        return torch.cat([*runner.predict(0, tokens)])
+
+    def reloaded(self, spec: PairSpec) -> ShardedPair:
+        """This pair, with its models loaded as `spec` says: a device has room for one pair."""
+        if spec != self.spec:
+            self.close()
+            vars(self).update(vars(load_sharded(spec, self.drafting.placed)))
+        return self
 
     def close(self) -> None:
         """End the processes; the devices stay reserved."""
@@ -108,4 +128,7 @@ def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
     runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
     group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
     target, drafting = load_skeleton(spec.target), LazyDraft(placed, spec)
-    return ShardedPair(spec, tokenizer, target, drafts, group=group, drafting=drafting)
+    open_link = drafting.link if placed.placement.draft.devices else None
+    return ShardedPair(
+        spec, tokenizer, target, drafts, open_link=open_link, group=group, drafting=drafting
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -12,10 +12,12 @@ import pandas as pd
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.placement import Placed, place
 from cluster.session import Remote, alive_nodes, start_actor
+from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.cost import Profile
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
@@ -33,11 +35,12 @@ WARM_UP_TOKENS = 8
 
 
 class Bench:
-    """The measuring process. Run as a Ray actor (:func:`start_bench`), so that it gets the hardware
-    that trials get and no thread of the driver disturbs it."""
+    """The measuring process. Run as a Ray actor (:func:`open_bench`), so that it gets the hardware
+    that trials get and no thread of the driver disturbs it. Its models are on the devices that are
+    `placed`, if any."""
 
-    def __init__(self, spec: PairSpec) -> None:
-        self.pair = load_pair(spec)
+    def __init__(self, spec: PairSpec, placed: Placed | None = None) -> None:
+        self.pair = load_pair(spec) if placed is None else load_sharded(spec, placed)
         self.engine = Engine(self.pair)
         self.drafters: dict[str, Drafter | None] = {}  # by configuration id
 
@@ -99,6 +102,8 @@ class Bench:
         tokens = min(WARM_UP_TOKENS, request.max_new_tokens)
         short = Request("warm-up", request.tokens, tokens)
         for configuration in configurations:
+            self._configure(configuration)
+            self.engine.wait_for_draft()
             self.decode(configuration, short)
         gc.collect()
         gc.freeze()
@@ -110,11 +115,14 @@ class Bench:
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
         """Decode one request alone; returns its seconds and generation. The drafter learns
         from one request of the configuration to the next."""
-        self.engine.configure(configuration, self.drafters.get(configuration.id))
-        self.drafters[configuration.id] = self.engine.drafter
+        self._configure(configuration)
         start = perf_counter()
         (generation,) = self.engine.generate([request])
         return perf_counter() - start, generation
+
+    def _configure(self, configuration: Configuration) -> None:
+        self.engine.configure(configuration, self.drafters.get(configuration.id))
+        self.drafters[configuration.id] = self.engine.drafter
 
     # A workload (:class:`specdec_core.search.load.race.LoadTimer`).
 
@@ -131,14 +139,29 @@ class Bench:
         return self.load_timer.answer(configuration, load)
 
 
-def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> Remote:
-    """A loaded bench, on `node` if that is still alive. It reserves no CPU: it is idle while trials
-    run, and :func:`cluster.sweep.alone.alone` reserves its node while it measures."""
-    node = node or (None if gpus else _bench_node(spec.runner.threads))
+@contextmanager
+def open_bench(
+    spec: PairSpec, placement: Placement | None, gpus: float, node: str | None = None
+) -> Iterator[tuple[Remote, Mapping[str, float]]]:
+    """A loaded bench, and the number of CPU cores that it holds, by node: with its models on the
+    devices of `placement`, or else on `node` if that is still alive, with `gpus`. It reserves no
+    CPU beside its devices: it is idle while trials run, and :func:`cluster.sweep.alone.alone`
+    reserves its nodes while it measures."""
+    placed = None if placement is None else place(placement)
+    if placed is not None:
+        gpus = 0  # its models have processes of their own
+    elif not gpus:
+        node = node or _bench_node(spec.runner.threads)
     where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
-    bench = Remote(start_actor(Bench, spec, num_cpus=0, num_gpus=gpus, scheduling_strategy=where))
-    bench.spec()
-    return bench
+    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
+    bench = Remote(start_actor(Bench, spec, placed, **options))
+    try:
+        bench.spec()
+        yield bench, {} if placed is None else placed.cores()
+    finally:
+        bench.kill()
+        if placed is not None:
+            placed.remove()
 
 
 def _bench_node(threads: int) -> str | None:

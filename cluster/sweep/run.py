@@ -20,11 +20,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from cluster.placed_bench import placed_bench
 from cluster.placed_engine import check_placement
 from cluster.session import Remote, check_nodes, ray_session, resources
 from cluster.sweep.alone import alone
-from cluster.sweep.bench import start_bench
+from cluster.sweep.bench import open_bench
 from cluster.sweep.counting import count_all
 from cluster.sweep.finalists import time_finalists
 from cluster.sweep.trial import TrialTask
@@ -133,10 +132,12 @@ class _Sweep:
     ) -> None:
         self.plan, self.folder, self.observer, self.pair = plan, folder, observer, pair
         check_nodes(plan.pair)
-        self.split = plan.cluster if plan.cluster and plan.cluster.target.devices > 1 else None
         needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
         self.gpus = needs["GPU"]
-        self.needs = needs if self.split is None else {}  # its devices are all that it needs
+        # Every trial loads the pair, unless that takes the devices of the placement.
+        split = plan.cluster is not None and plan.cluster.target.devices > 1
+        self.placement = plan.cluster if split else None
+        self.needs = needs if self.placement is None else {}
         self.node: str | None = None
         self.loaded = ExitStack()  # the bench, if it is
         self._load_bench()
@@ -144,13 +145,9 @@ class _Sweep:
 
     def _load_bench(self) -> None:
         """Load the pair in a process that measures, or on the devices of the plan's placement."""
-        self.held: Mapping[str, float] | None = None
-        if self.plan.cluster is not None:
-            placed = placed_bench(self.pair, self.plan.cluster)
-            self.bench, self.held = self.loaded.enter_context(placed)
-            return
-        self.bench = start_bench(self.pair, self.gpus, self.node)
-        self.loaded.callback(self.bench.kill)
+        self.bench, self.held = self.loaded.enter_context(
+            open_bench(self.pair, self.plan.cluster, self.gpus, self.node)
+        )
 
     def close(self) -> None:
         self.loaded.close()
@@ -229,10 +226,11 @@ class _Sweep:
         count = len(self.requests)
         chunk = math.ceil(count / CHUNKS) if self.plan.early_stopping else count
         shared = self.pair, self.profile, self.requests, chunk, self.replay
-        return TrialTask(*shared, self.split)
+        return TrialTask(*shared, self.placement)
 
     def count(self) -> None:
-        """Count every configuration, in parallel."""
+        """Count every configuration: in parallel, or one after another on the devices of a
+        placement."""
         if self.gpus or self.plan.cluster:  # which the idle bench would keep from the trials
             self.loaded.close()
         count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)

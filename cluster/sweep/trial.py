@@ -18,13 +18,11 @@ from typing import Any
 from pydantic import TypeAdapter
 from ray import tune
 
-from cluster.placed_engine import placed_engine
+from cluster.placed_engine import loaded_pair
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
+from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.cost import Profile
 from specdec_core.engine import Engine, Request
-from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial
 from specdec_core.search.round_tables import RoundTable
@@ -90,11 +88,8 @@ class CountTrial(tune.Trainable):
 
     @cached_property
     def engine(self) -> Engine:
-        if self.task.placement is None:
-            return Engine(load_pair(self.task.pair))
         # Configurations are counted one after another, so the models are loaded once.
-        pair, placement = self.task.pair, self.task.placement
-        return self.held.enter_context(placed_engine(pair, AUTOREGRESSIVE, Limits(1), placement))
+        return Engine(self.held.enter_context(loaded_pair(self.task.pair, self.task.placement)))
 
     def cleanup(self) -> None:
         self.__dict__.pop("engine", None)
@@ -146,6 +141,7 @@ class CountTrial(tune.Trainable):
         done = len(self.generations)
         if not done:
             self.engine.configure(configuration)
+            self.engine.wait_for_draft()
         chunk = self.engine.generate(self.task.requests[done : done + self.task.chunk])
         self.generations += chunk
         trial = assess(configuration, self.generations, self.task.profile)
@@ -154,12 +150,16 @@ class CountTrial(tune.Trainable):
 
 
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:
-    """Counts, rates, and the speedup that the profile predicts from them."""
+    """Counts, rates, and the speedup that the profile predicts from them. Asynchronous drafting has
+    the speedup of this decoding instead: its forwards overlap, so their times do not add up."""
     prompts = [g.prompt_tokens for g in generations]
     # Tokens in the cache half-way through a generation, on average.
     context = sum(g.prompt_tokens + len(g.tokens) // 2 for g in generations) // len(generations)
     counts, by_arm = Counts.of(generations), Counts.by_arm(generations)
-    return Trial.of(configuration, counts, profile, context, prompts, by_arm=by_arm.items())
+    taken = sum(g.seconds for g in generations) if configuration.asynchronous else None
+    return Trial.of(
+        configuration, counts, profile, context, prompts, by_arm=by_arm.items(), taken=taken
+    )
 
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:

@@ -18,12 +18,14 @@ from jobs.options import (
     MaybeLimit,
     MaybeTokens,
     Name,
+    Placed,
     Target,
     given,
     pair_changes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.config import Placement
 
 if TYPE_CHECKING:
     from research.papers.methods import Paper
@@ -61,6 +63,7 @@ def main(
     quick: Annotated[
         bool, Option("--quick", help="A first look: 3 prompts a set, 32 new tokens, once.")
     ] = False,
+    cluster: Placed = None,
     name: Name = None,
     fresh: Fresh = False,
     write_page: Annotated[
@@ -73,13 +76,14 @@ def main(
     All methods are decoded interleaved on the same prompts. Run it on an otherwise idle
     machine. Interrupted, the same command resumes where it stopped. With --page, what the
     page's sections need is recorded too, and what was measured or computed for the same inputs is
-    taken, unless --fresh.
+    taken, unless --fresh. With --cluster the models are on these devices, and there is no page.
     """
     from research.papers.methods import load_methods
     from research.papers.plan import load_paper_plan
 
     begun = perf_counter()
-    options = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats)
+    devices = cluster and Placement.load(cluster).model_dump()
+    options = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, cluster=devices)
     plan = load_paper_plan(
         config,
         only=table or (),
@@ -90,6 +94,8 @@ def main(
     )
     if section and write_page is None:
         raise UserError("--section goes with --page")
+    if write_page is not None and plan.cluster is not None:
+        raise UserError("--page: its sections are computed with whole models: not with --cluster")
     listed: tuple[Paper, ...] = ()
     studies: list[Study] = []
     if write_page is not None:

@@ -13,7 +13,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import eagle_heads_of
+from specdec_core.models.pair import APART, eagle_heads_of
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 
 
@@ -99,10 +99,11 @@ def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPl
 
 def with_eagle_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
     """`plan` with the pair's first EAGLE head as the draft of the tables for one; they are left out
-    with a warning where there is none."""
+    with a warning where there is none, and for a target on devices of a cluster."""
     observer = observer or Observer()
     tables, names = {}, list(plan.pair.drafts)
-    heads = eagle_heads_of(plan.pair) if any(t.eagle for t in plan.tables.values()) else ()
+    used = plan.cluster is None and any(table.eagle for table in plan.tables.values())
+    heads = eagle_heads_of(plan.pair) if used else ()
     for key, table in plan.tables.items():
         if not table.eagle:
             tables[key] = table
@@ -110,5 +111,6 @@ def with_eagle_heads(plan: PaperPlan, observer: Observer | None = None) -> Paper
             draft = names.index(heads[0]) + 1
             tables[key] = table.model_copy(update={"draft": draft})
         else:
-            observer.warned(f"{table.title}: left out (the pair has no EAGLE head)")
+            reason = "the pair has no EAGLE head" if plan.cluster is None else APART
+            observer.warned(f"{table.title}: left out ({reason})")
     return plan.model_copy(update={"tables": tables})

@@ -19,6 +19,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
     PairSpec,
+    Placement,
     Sampling,
     Temperature,
     Value,
@@ -194,6 +195,7 @@ class PaperPlan(Value):
         default={}, description="what the page's sections are computed from"
     )
     notes: tuple[str, ...] = ()
+    cluster: Placement | None = Field(default=None, description="devices of the models")
 
     def methods(self, table: str, source: str = "papers") -> list[Method]:
         """The lines of a table; those that need a draft model are left out for a pair without one.
@@ -265,6 +267,8 @@ class PaperPlan(Value):
         rows = {"__all__": {"reported"}}
         words: Any = {"title": True, "paper": True, "notes": True, "claim": True, "rows": rows}
         exclude: Any = {"recordings": True, "notes": True, "tables": {"__all__": words}}
+        if self.cluster is None:
+            exclude["cluster"] = True  # results from before there was one are still found
         content = [self.model_dump(mode="json", exclude=exclude), dict(prompts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

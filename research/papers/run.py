@@ -1,4 +1,4 @@
-"""Measuring the papers' tables: every configuration live, in one process, interleaved.
+"""Measuring the papers' tables: every configuration live, by one engine, interleaved.
 
 All configurations decode a prompt before the next one comes, so that the machine's load falls on
 all alike. A block is one repeat of one prompt set. It is written when it is complete, and an
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,10 +27,11 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
+from cluster.placed_engine import check_placement
 from cluster.recording import run_recording, weights_of
 from cluster.session import Remote, ray_session, resources
 from cluster.sweep.alone import alone
-from cluster.sweep.bench import start_bench
+from cluster.sweep.bench import open_bench
 from research.long_form.study import (
     LongForm,
     LongFormPlan,
@@ -142,6 +144,9 @@ def run_papers(
     plan.check()
     tokenizer = check_pair(plan.pair)
     plan = with_own_heads(plan, observer)  # a head that is trained later makes another plan
+    if plan.cluster is not None:
+        decoded = [c for timed in plan.work([*plan.prompts]).values() for c in timed]
+        check_placement(plan.pair, plan.cluster, decoded)
     prompts = load_sets(plan, tokenizer, home, observer)
     sets = {
         key: PromptSet.of(source, loaded, plan.prompts[key].chat_template)
@@ -165,10 +170,13 @@ def run_papers(
         return result.model_copy(update={"plan": plan}), folder
     work = plan.work(list(sets))
     observer.stage("connecting to Ray, loading the pair")
-    with ray_session():
+    with ExitStack() as held:
+        held.enter_context(ray_session())
         runner = plan.pair.runner
         gpus = resources(runner.threads, runner.device)["GPU"]
-        bench = start_bench(folder.pair() or plan.pair, gpus)
+        bench, cores = held.enter_context(
+            open_bench(folder.pair() or plan.pair, plan.cluster, gpus)
+        )
         requests = {
             key: bench.requests(loaded, plan.max_new_tokens)
             for key, (_, loaded) in prompts.items()
@@ -183,7 +191,7 @@ def run_papers(
             folder.keep_weights(weights)
             folder.begin(plan.model_dump(mode="json"), identity)
             folder.save_pair(pair)
-            with alone(bench, gpus, observer):
+            with alone(bench, gpus, observer, cores):
                 _measure(plan, bench, work, requests, folder, observer)
             result = PapersResult(
                 name=folder.name,
@@ -197,7 +205,6 @@ def run_papers(
                 differences=_differences(bench, work, requests, folder),
             )
             result.save(folder.path)
-        bench.kill()
     return result, folder
 
 

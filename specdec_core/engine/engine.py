@@ -48,6 +48,7 @@ from specdec_core.tokens.topology import after_text
 
 _SEEDS = 1 << 16  # seeds that are counted apart
 _MOST_LOSSES = 3  # of rows without a round between them
+READY = 600.0  # seconds that an asynchronous draft may take to load
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,10 @@ class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
-    an asynchronous draft, where there is one; it is called once, when first needed. The scheduler
-    keeps to `limits`, by default to the number of `slots` only. `max_length` is the most tokens of
-    a request, prompt and output, that the pair and the whole cache hold. Raises :class:`UserError`
-    where the cache has no room for any request.
+    an asynchronous draft, by default to the pair's; it is called once, when first needed. The
+    scheduler keeps to `limits`, by default to the number of `slots` only. `max_length` is the most
+    tokens of a request, prompt and output, that the pair and the whole cache hold. Raises
+    :class:`UserError` where the cache has no room for any request.
     """
 
     elsewhere = False  # whether it runs in another process
@@ -79,12 +80,13 @@ class Engine:
         pair: Pair,
         configuration: Configuration = AUTOREGRESSIVE,
         slots: int = 1,
-        open_link: Callable[[], Link] = no_link,
+        open_link: Callable[[], Link] | None = None,
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits(slots)
         slots, limits = limits.slots, limits.verifying(configuration.candidates)
-        self.pair, self.slots, self._link = pair, slots, cache(open_link)
+        self.pair, self.slots = pair, slots
+        self._link = cache(open_link or pair.open_link or no_link)
         self.max_length = _length(pair, limits)
         self.target = pair.open_runner(None, slots, cache_tokens=limits.cache_tokens)
         self.drafts = DraftRunners(pair, slots, self.target, pair.max_length, limits.cache_tokens)
@@ -141,6 +143,12 @@ class Engine:
                 self._starter = self.drafter
             for shape in self.drafter.shapes:
                 self.target.expect(shape)
+
+    def wait_for_draft(self) -> None:
+        """Wait until the asynchronous draft of the configuration, if it has one, is ready: before
+        that, decoding is autoregressive. Raises :class:`UserError` where it does not get ready."""
+        if self.drafter is not None and not self.drafter.prepare(READY):
+            raise UserError(f"{self.configuration.label}: the draft did not get ready")
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens that its tokenizer puts first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
@@ -59,7 +61,9 @@ _ANY = sys.maxsize  # positions
 
 @dataclass
 class Pair:
-    """Loaded models. `drafts` keeps the order of the specification; the first is the default."""
+    """Loaded models. `drafts` keeps the order of the specification; the first is the default.
+    `open_link` connects to an asynchronous draft, where there is one
+    (:class:`specdec_core.drafting.pearl.link.Link`)."""
 
     spec: PairSpec
     tokenizer: PreTrainedTokenizerBase
@@ -67,6 +71,7 @@ class Pair:
     drafts: dict[str, Draft] = field(default_factory=dict)
     compact: bool | None = None  # see EagerRunner
     pooled: bool | None = None  # see EagerRunner
+    open_link: Callable[[], Any] | None = None
 
     def draft_name(self, name: str | None) -> str:
         """The name of a draft of the pair; of its first one for None. Raises :class:`UserError`
@@ -144,6 +149,18 @@ class Pair:
             read = self.open_runner(None, slots)
             read.prefill(range(slots), [[1] * self.max_length] * slots)
         return self.open_runner(draft, slots, read)
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int], draft: str | None = None) -> Tensor:
+        """The logits (n, vocabulary) after each of n tokens, of the target or of a draft model, by
+        a forward of the model's own code."""
+        model = self.target if draft is None else self.draft_models[draft]
+        logits: Tensor = model(input_ids=torch.tensor([tokens], device=model.device)).logits[0]
+        return logits
+
+    def reloaded(self, spec: PairSpec) -> Pair:
+        """The same models loaded as `spec` says: this pair, where it is the same."""
+        return self if spec == self.spec else load_pair(spec)
 
     @property
     def draft_models(self) -> dict[str, PreTrainedModel]:

@@ -43,14 +43,16 @@ class Trial(Document):
         prompts: Iterable[int] = (),
         replayed: bool = False,
         by_arm: Iterable[tuple[int | None, Counts]] = (),
+        taken: float | None = None,
     ) -> Trial:
         """Counts, their rates, and the time that the profile predicts from them at `context` tokens
         in the cache, prefilling prompts of `prompts` tokens included. `by_arm` has the counts of
         each arm of a bandit, if need be of several kinds of rounds each; unset, all are priced
-        alike."""
+        alike. `taken` are seconds that decoding took, in place of the predicted ones."""
         prompts, by_arm = list(prompts), list(by_arm) or [(None, counts)]
-        seconds = profile.seconds_by_arm(by_arm, configuration, context)
-        seconds += profile.prefill_seconds(prompts, configuration.drafts)
+        if (seconds := taken) is None:
+            seconds = profile.seconds_by_arm(by_arm, configuration, context)
+            seconds += profile.prefill_seconds(prompts, configuration.drafts)
         alone = profile.autoregressive_seconds(counts.n, context) + profile.prefill_seconds(prompts)
         speedup = alone / seconds if seconds else 1.0
         return cls(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -12,23 +14,31 @@ import torch
 from ray.runtime_env import RuntimeEnvConfig
 
 from cluster.devices import claim_device
-from cluster.placed_bench import placed_bench
+from cluster.placed_engine import loaded_pair
 from cluster.placement import Placement, place
 from cluster.recording import run_recording
 from cluster.session import QUIET, start_actor
 from cluster.sharded_target.shard import Shard
 from cluster.sharded_target.target_group import START_LIMIT
+from cluster.sweep.bench import open_bench
 from cluster.sweep.run import run_sweep
+from research.papers.plan import PaperPlan
+from research.papers.run import run_papers
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
-from specdec_core.engine import Engine
+from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
+from specdec_core.evidence.bench.benchmark import BenchPlan, run_bench
+from specdec_core.evidence.certificate.certify import FLOAT32, Extent, check_all
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts
+from tests.cluster import small_devices
 from tests.commands import QUICK, prompts_file
+from tests.configurations import FOUR
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 
@@ -89,11 +99,7 @@ def test_a_model_on_a_core_has_one_thread(ray_running, tiny_spec):
     def threads(actor):
         return torch.get_num_threads()
 
-    alone = placement(draft=0)
-    with placed_bench(spec, alone) as (bench, _):
-        assert bench.spec().runner.threads == 1
-        assert ray.get(bench.actor.__ray_call__.remote(threads)) == 1
-    placed = place(alone)
+    placed = place(placement(draft=0))
     try:
         actor = start_actor(Shard, spec, "heads", 0, 1, **placed.options("target"))
         ray.get(actor.load.remote())
@@ -150,7 +156,27 @@ def test_processes_may_take_as_long_to_start_as_their_runtime_environment():
     assert RuntimeEnvConfig()["setup_timeout_seconds"] < START_LIMIT
 
 
-SPLIT = Placement.model_validate({"draft": {"devices": 0}, "target": {"devices": 2}})
+def processes(bench):
+    """Those of a bench, and of the models that its engine has run."""
+    assert "started" in vars(bench.pair.drafting)
+    facts = [*bench.pair.group.facts, *bench.pair.draft.group.facts]
+    return [os.getpid(), *(fact.pid for fact in facts)]
+
+
+def test_finalists_are_timed_with_the_draft_on_its_own_device(ray_running, tiny_pair):
+    prompt = tuple(tiny_pair.tokenizer("def main():")["input_ids"])
+    request = Request("a", prompt, TOKENS)
+    [expected] = Engine(tiny_pair, FOUR).generate([request])
+    with open_bench(tiny_pair.spec, placement(), gpus=0) as (bench, held):
+        assert sum(held.values()) == 2
+        bench.prepare([FOUR], request)
+        _, generation = bench.decode(FOUR, request)
+        assert generation.tokens == expected.tokens
+        assert generation.counts == expected.counts
+        assert len({*bench.__ray_call__(processes)}) == 3
+    place(placement()).remove()  # the devices are free again
+
+
 TOKENS = 16
 SEARCH = [
     {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 4]}}},
@@ -158,11 +184,23 @@ SEARCH = [
 ]
 
 
-def run_stages(spec: PairSpec, prompts: Path, home: Path) -> None:
-    """A driver of its own, whose Ray has small devices."""
-    hook = "tests.cluster.small_devices.install"
-    environment = {"worker_process_setup_hook": hook, "env_vars": QUIET}
-    ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env=environment)
+TABLE = {
+    "title": "Methods",
+    "paper": "Paper, Table 1",
+    "prompts": ["here"],
+    "columns": ["mat", "speedup"],
+    "rows": [{"name": "autoregressive"}, {"name": "lookup", **SEARCH[1]}],
+}
+EXTENT = Extent(max_new_tokens=TOKENS, texts=1, timed=1, repeats=1)
+
+
+def run_stages(spec: PairSpec, placed: Placement, prompts: Path, home: Path) -> None:
+    """In a separate process, whose Ray has small devices where the target is split."""
+    environment: dict[str, Any] = {"env_vars": QUIET}
+    small = placed.target.devices > 1
+    if small:
+        environment["worker_process_setup_hook"] = "tests.cluster.small_devices.install"
+    ray.init(address="local", num_cpus=3, include_dashboard=False, runtime_env=environment)
     whole = load_pair(spec)  # here it fits
     values = {
         **QUICK,
@@ -170,7 +208,7 @@ def run_stages(spec: PairSpec, prompts: Path, home: Path) -> None:
         "prompts": {"source": str(prompts)},
         "max_new_tokens": TOKENS,
         "search": SEARCH,
-        "cluster": SPLIT,
+        "cluster": placed,
     }
     plan = Plan.model_validate({**values, "replay": False}).resolve()
     result, _ = run_sweep(plan, home)
@@ -186,16 +224,53 @@ def run_stages(spec: PairSpec, prompts: Path, home: Path) -> None:
             {key: values[key] for key in ("pair", "prompts", "max_new_tokens")}
         ),
         home,
-        placement=SPLIT,
+        placement=placed,
     )
     replay = Replay(recording)
     for trial in result.trials:
         if replay.can(trial.configuration):
             assert replay.run(trial.configuration).counts == Counts(**trial.counts)
+    papers = {
+        **{key: values[key] for key in ("pair", "max_new_tokens", "cluster")},
+        "repeats": 1,
+        "prompts": {"here": values["prompts"]},
+        "tables": {"methods": TABLE},
+    }
+    tables, _ = run_papers(PaperPlan.model_validate(papers), home)
+    for measured in tables.measured:
+        expected = Counts.of(Engine(whole, measured.configuration).generate(requests))
+        assert Counts(**measured.counts) == expected, measured.configuration.label
+
+    greedy = check_all(whole, FOUR, loaded, EXTENT, Observer()).greedy
+    plan = BenchPlan(pair=spec, chosen=(FOUR,), repeats=1, max_new_tokens=TOKENS)
+    alone = run_bench(plan, loaded, whole, (), "whole", "bench")
+    if small:
+        small_devices.install()  # the engine is here, and the target does not fit
+    types = dict.fromkeys(FLOAT32, "bfloat16")
+    narrow = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
+    with loaded_pair(narrow, placed, [FOUR]) as pair:
+        checks = check_all(pair, FOUR, loaded, EXTENT, Observer())
+        assert checks.speed.target_dtype == "bfloat16"
+        assert checks.greedy == greedy
+        assert checks.sampled.passed
+        assert pair.spec.runner.target_dtype == "float32"  # the checks of outputs need it
+        split = run_bench(plan, loaded, pair, (), "split", "bench")
+    for row, other in zip(split.rows, alone.rows, strict=True):
+        assert [t.outputs for t in row.takes[0]] == [t.outputs for t in other.takes[0]]
 
 
 @pytest.mark.long
-def test_a_target_that_is_split_is_recorded_and_swept_on_its_devices(tiny_spec, tmp_path):
+@pytest.mark.parametrize(
+    ("draft", "target"),
+    [
+        (1, {"devices": 1}),
+        (0, {"devices": 2, "split": "heads"}),
+        (1, {"devices": 2, "split": "layers"}),
+    ],
+    ids=["draft apart", "heads", "layers and draft apart"],
+)
+def test_every_stage_decodes_on_a_placement_as_in_one_process(tiny_spec, tmp_path, draft, target):
+    placed = Placement.model_validate({"draft": {"devices": draft}, "target": target})
     prompts = prompts_file(tmp_path, ["def main():", "import os"])
     with ProcessPoolExecutor(1, get_context("spawn")) as driver:
-        driver.submit(run_stages, tiny_spec, prompts, tmp_path / "home").result()
+        driver.submit(run_stages, tiny_spec, placed, prompts, tmp_path / "home").result()

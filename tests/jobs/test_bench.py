@@ -20,7 +20,7 @@ from specdec_core.search.load.workload import Load
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.transformers.peer import TransformersPeer
-from tests.commands import assert_refused, config_file, printed, prompts_file
+from tests.commands import ROOT, assert_refused, config_file, printed, prompts_file
 from tests.conftest import save_random_head
 from tests.observers import Heard
 from tests.specdec_core.kinds import chain, configured
@@ -61,6 +61,17 @@ def test_a_bench_is_shown_written_and_logged(bench, home):
     takes = [take for row in result.rows for repeat in row.takes for take in repeat]
     assert [take.tokens for take in takes] == [8] * (3 * 2 * 2)
     assert (pd.read_csv(folder / "summary.csv")["equal_own"] == 4).all()
+
+
+def test_a_split_target_writes_what_the_whole_one_does(bench, home, ray_running):
+    split = ("--cluster", ROOT / "cluster" / "local-shards-2.yaml", "--peers", "transformers")
+    assert_refused(bench(*split), "not of --peers")
+    outputs = []
+    for name, devices in (("whole", ()), ("split", split[:2])):
+        printed(bench("--max-new-tokens", 8, "--repeats", 1, "--name", name, *devices))
+        rows = BenchResult.load(home / "bench" / name).rows
+        outputs.append([[take.outputs for take in row.takes[0]] for row in rows])
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.registered import SUFFIX
 
 # Unless the target waits, whether a candidate comes in time says how busy this machine is.
 BESIDE = Configuration(drafter=PearlSettings(wait=2))
-PLACEMENT = Path(__file__).parents[2] / "cluster" / "local-2.yaml"
+PLACEMENTS = Path(__file__).parents[2] / "cluster"
 
 
 def given(folder, spec, configuration):
@@ -39,19 +39,23 @@ def test_a_certificate_is_written(command, tmp_path, tiny_spec):
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
 
 
-def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
-    command, tmp_path, tiny_spec, ray_running
+@pytest.mark.parametrize(
+    ("configuration", "placement"),
+    [(BESIDE, "local-2.yaml"), (FOUR, "local-shards-2.yaml")],
+    ids=["asynchronous", "split"],
+)
+def test_a_configuration_is_certified_on_devices_of_a_cluster(
+    command, tmp_path, tiny_spec, ray_running, configuration, placement
 ):
-    options = (*given(tmp_path, tiny_spec, BESIDE), "--cluster", PLACEMENT)
-    assert "0 differ" in printed(command(certify.main, tmp_path, *options))
-    certificate = find_certificate(tiny_spec, BESIDE)
+    options = given(tmp_path, tiny_spec, configuration)
+    done = command(certify.main, tmp_path, *options, "--cluster", PLACEMENTS / placement)
+    assert "0 differ" in printed(done)
+    certificate = find_certificate(tiny_spec, configuration)
     assert certificate.checks.sampled.tokens > 0
     assert certificate.checks.speed.tokens_per_second > 0
 
 
-def test_devices_are_for_asynchronous_drafting_alone(command, tmp_path, tiny_spec):
-    options = (*given(tmp_path, tiny_spec, FOUR), "--cluster", PLACEMENT)
-    assert_refused(command(certify.main, tmp_path, *options), "needs no device of its own")
+def test_asynchronous_drafting_needs_devices(command, tmp_path, tiny_spec):
     done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, BESIDE))
     assert_refused(done, "say which, with --cluster")
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
@@ -15,9 +13,9 @@ from specdec_core.engine.turns import requests_of
 from specdec_core.evidence.bench.race import EngineContestant, race
 from specdec_core.evidence.bench.result import first_difference
 from specdec_core.evidence.certificate.certificate import Checks, GreedyIdentity, LiveSpeed
-from specdec_core.evidence.certificate.decoding import Links, decoded, here_alone, opened
+from specdec_core.evidence.certificate.decoding import decoded
 from specdec_core.evidence.certificate.distribution import check_distribution
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.tokens.statistics import paired_ratio
@@ -43,10 +41,11 @@ def check_all(
     prompts: Sequence[Prompt],
     extent: Extent,
     observer: Observer,
-    links: Links = here_alone,
 ) -> Checks:
-    """Check a configuration on the loaded `pair` and `prompts` for its tokenizer; `links` connects
-    to a draft on a separate device. Raises :class:`UserError` where it cannot be decoded."""
+    """Check a configuration on the loaded `pair` and `prompts` for its tokenizer. The speed is that
+    of the pair, the outputs are those of its models in float32. Raises :class:`UserError` where it
+    cannot be decoded."""
+    speed = time_live(pair, configuration, prompts[: extent.timed], extent, observer)
     exact = in_float32(pair)
     requests = requests_of(prompts, exact, extent.max_new_tokens)
     repeated = [
@@ -55,20 +54,16 @@ def check_all(
         for n in range(extent.texts)
     ]
     return Checks(
-        greedy=check_greedy(exact, configuration, requests, extent.slots, observer, links),
-        sampled=check_distribution(exact, configuration, repeated, extent.slots, observer, links),
-        speed=time_live(pair, configuration, prompts[: extent.timed], extent, observer, links),
+        greedy=check_greedy(exact, configuration, requests, extent.slots, observer),
+        sampled=check_distribution(exact, configuration, repeated, extent.slots, observer),
+        speed=speed,
     )
 
 
 def in_float32(pair: Pair) -> Pair:
     """The pair with all models in float32: itself where they are."""
     runner = pair.spec.runner.model_copy(update=FLOAT32)
-    return (
-        pair
-        if pair.spec.runner == runner
-        else load_pair(pair.spec.model_copy(update={"runner": runner}))
-    )
+    return pair.reloaded(pair.spec.model_copy(update={"runner": runner}))
 
 
 def time_live(
@@ -77,10 +72,10 @@ def time_live(
     prompts: Sequence[Prompt],
     extent: Extent,
     observer: Observer,
-    links: Links = here_alone,
 ) -> LiveSpeed:
     """Time the configuration interleaved with autoregressive decoding."""
-    engine, sampling = opened(pair, configuration, 1, links), configuration.sampling
+    engine, sampling = Engine(pair, configuration), configuration.sampling
+    engine.wait_for_draft()
     contestants = [EngineContestant(engine, c, "") for c in (AUTOREGRESSIVE, configuration)]
     asked = conversations(prompts, pair.tokenizer, extent.max_new_tokens, pair.max_length)
     baseline, ours = race(
@@ -105,7 +100,6 @@ def check_greedy(
     requests: Sequence[Request],
     slots: int,
     observer: Observer,
-    links: Links = here_alone,
 ) -> GreedyIdentity:
     """Decode `requests` with `slots` of them at a time, and each alone and autoregressively.
 
@@ -116,7 +110,7 @@ def check_greedy(
     alone, ours = (c.model_copy(update=greedy) for c in (AUTOREGRESSIVE, configuration))
     expected = Engine(pair, alone).generate(requests, lambda _: observer.step())
     observer.stage("greedy texts, speculative", len(requests))
-    found = decoded(pair, ours, requests, slots, observer, links)
+    found = decoded(pair, ours, requests, slots, observer)
     differing, first = 0, ""
     for request, one, other in zip(requests, found, expected, strict=True):
         if one.tokens != other.tokens:
@@ -150,9 +144,7 @@ def difference(
     )
 
 
-@torch.inference_mode()
 def margin_of(pair: Pair, tokens: Sequence[int], preferred: int, other: int) -> float:
     """By how much the target's logit of one token is higher than that of another."""
-    text = torch.tensor([tokens], device=pair.target.device)
-    logits = pair.target(input_ids=text).logits[0, -1].float()
+    logits = pair.logits(tokens)[-1].float()
     return float(logits[preferred] - logits[other])

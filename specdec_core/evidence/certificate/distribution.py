@@ -29,7 +29,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import Favour, SampledDistribution
-from specdec_core.evidence.certificate.decoding import Links, decoded, here_alone
+from specdec_core.evidence.certificate.decoding import decoded
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.text_warper import TextRules, TextWarper
@@ -55,7 +55,6 @@ def check_distribution(
     requests: Sequence[Request],
     slots: int,
     observer: Observer,
-    links: Links = here_alone,
 ) -> SampledDistribution:
     """Sample an output for each of `requests` as `configuration` does, at temperature 1 where that
     is greedy, and compare each token with the target's probabilities. Seeds must differ."""
@@ -64,7 +63,7 @@ def check_distribution(
         sampling = sampling.model_copy(update={"temperature": 1.0})
     sampled = configuration.model_copy(update={"sampling": sampling})
     observer.stage("sampled texts", len(requests))
-    found = decoded(pair, sampled, requests, slots, observer, links)
+    found = decoded(pair, sampled, requests, slots, observer)
     texts = [(r.tokens, g.tokens) for r, g in zip(requests, found, strict=True)]
     return compare(pair, sampling, texts, observer)
 
@@ -89,7 +88,7 @@ def compare(
         if len(output) < 2:
             continue
         if known is None:
-            logits = _edited(_logits(pair.target, prompt, output), sampling, prompt, output)
+            logits = _edited(_logits(pair, prompt, output), sampling, prompt, output)
             probs = warp(logits, sampling).double()
             probs /= probs.sum(dim=-1, keepdim=True)
             possible = warp(logits, _looser(sampling)) > 0
@@ -158,12 +157,12 @@ def _kinds(pair: Pair, sampling: Sampling) -> dict[str, Favoured]:
         "the target's most likely": _most_likely,
         "copies from the text": _copies,
     }
-    for name, draft in pair.draft_models.items():
+    for name in pair.draft_models:
 
         def preferred(
-            prompt: Sequence[int], output: Sequence[int], probs: Tensor, draft: object = draft
+            prompt: Sequence[int], output: Sequence[int], probs: Tensor, draft: str = name
         ) -> Tensor:
-            q = warp(_logits(draft, prompt, output), sampling).to(probs.device)
+            q = warp(_logits(pair, prompt, output, draft), sampling).to(probs.device)
             members = torch.zeros_like(probs, dtype=torch.bool)
             # A draft model may lack the target's padding entries.
             members[:, : q.shape[-1]] = q > probs[:, : q.shape[-1]]
@@ -191,12 +190,11 @@ def _copies(prompt: Sequence[int], output: Sequence[int], probs: Tensor) -> Tens
     return members
 
 
-def _logits(model: object, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+def _logits(
+    pair: Pair, prompt: Sequence[int], output: Sequence[int], draft: str | None = None
+) -> Tensor:
     """The logits (positions, vocabulary) for each token of an output behind its first."""
-    assert isinstance(model, torch.nn.Module)
-    ids = torch.tensor([[*prompt, *output[:-1]]], device=next(model.parameters()).device)
-    logits: Tensor = model(input_ids=ids).logits[0, len(prompt) :]
-    return logits
+    return pair.logits([*prompt, *output[:-1]], draft)[len(prompt) :]
 
 
 def _edited(

@@ -198,6 +198,14 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both):
     assert_as_the_whole(both, other, PROMPTS[1], [4])
 
 
+@pytest.mark.parametrize("both", ["heads"], indirect=True)
+def test_logits_of_a_sequence_are_the_whole_models_also_after_the_loss_of_a_shard(both):
+    os.kill(both.sharded.group.facts[0].pid, signal.SIGKILL)
+    for draft in (None, "draft"):
+        ours, theirs = (pair.logits(PROMPTS[2], draft) for pair in (both.sharded, both.whole))
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
 def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(both, monkeypatch):

@@ -6,7 +6,7 @@ import ray
 from cluster.placement import Placement, place
 from cluster.sweep import alone as module
 from cluster.sweep.alone import alone, left_cores
-from cluster.sweep.bench import start_bench
+from cluster.sweep.bench import open_bench
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
@@ -24,7 +24,9 @@ class Other:
 
 @pytest.fixture(scope="module")
 def bench(tiny_spec):
-    return start_bench(tiny_spec, gpus=0)
+    with open_bench(tiny_spec, None, gpus=0) as (bench, held):
+        assert held == {}
+        yield bench
 
 
 def starts(seconds):
