@@ -78,10 +78,9 @@ def count_all(
 
 
 def _counted(plan: ResolvedPlan, task: TrialTask, observer: SweepObserver) -> list[Configuration]:
-    """The configurations to count, once each. Asynchronous drafting is only timed. Autoregressive
-    decoding is only timed, too, unless another machine's times are used."""
-    configurations = plan.configurations or ()
-    distinct = {c.id: c for c in configurations if not c.asynchronous and c != plan.autoregressive}
+    """The configurations to count, once each. Autoregressive decoding is only timed, unless another
+    machine's times are used."""
+    distinct = {c.id: c for c in plan.configurations or () if c != plan.autoregressive}
     if plan.hardware is not None:
         distinct[plan.autoregressive.id] = plan.autoregressive
     oracles = [c for c in distinct.values() if c.family == ORACLE and not task.replays(c)]

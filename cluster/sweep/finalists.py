@@ -57,21 +57,19 @@ def time_finalists(
 def _finalists(
     plan: ResolvedPlan, result: SweepResult, observer: SweepObserver
 ) -> list[Configuration]:
-    """The configurations to time: the best that may win, and all with asynchronous drafting."""
+    """The configurations to time: the best that may win."""
     chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
     lossy = {m for t in result.trials for m in t.configuration.lossy_methods}
     if kept_out := sorted(lossy - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
         observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
-    asynchronous = [c for c in plan.configurations or () if c.asynchronous]
-    return [*(trial.configuration for trial in chosen), *asynchronous]
+    return [trial.configuration for trial in chosen]
 
 
 def _count(
     race: FinalistRace, result: SweepResult, folder: SweepFolder, observer: SweepObserver
 ) -> None:
-    """Count the configurations that only the race decodes: autoregressive decoding and asynchronous
-    drafting."""
+    """Count the configurations that only the race decodes: autoregressive decoding."""
     counted = {trial.id for trial in result.trials}
     for uncounted in (c for c in race.contestants if c.id not in counted):
         generations = race.generations(uncounted)
@@ -117,8 +115,8 @@ def choose_finalists(
 ) -> list[Trial]:
     """The best trials by estimated speedup that may win, the fastest first. The best trial of every
     family comes before further trials of a family, so that the estimate alone does not decide
-    between kinds of drafting. Asynchronous drafting is left out: all of it is timed."""
-    may_win = [t for t in trials if t.may_win(allow_lossy) and not t.configuration.asynchronous]
+    between kinds of drafting."""
+    may_win = [t for t in trials if t.may_win(allow_lossy)]
     ranked = by_estimate(t for t in may_win if t.configuration.drafter is not None)
     leaders: dict[str, Trial] = {}
     for trial in ranked:

@@ -136,7 +136,7 @@ class _Sweep:
         self.gpus = needs["GPU"]
         # Every trial loads the pair, unless that takes the devices of the placement.
         split = plan.cluster is not None and plan.cluster.target.devices > 1
-        self.placement = plan.cluster if split else None
+        self.placement = plan.cluster if split or plan.drafts_apart else None
         self.needs = needs if self.placement is None else {}
         self.node: str | None = None
         self.loaded = ExitStack()  # the bench, if it is

@@ -138,6 +138,11 @@ def caveats(result: SweepResult) -> Iterator[str]:
     yield from _about_champion(result)
     yield from _about_outputs(result)
     yield from _about_estimates(result)
+    if any(t.configuration.asynchronous for t in ranked(result)):
+        yield (
+            "What the rounds of PEARL do depends on timing, so other runs count other rounds. Its"
+            " estimated speedups are those of the runs that counted it."
+        )
     stopped = sum(not t.finished for t in ranked(result))
     if stopped:
         yield f"{stopped} configurations were stopped early; their counts cover fewer prompts."

@@ -107,7 +107,7 @@ class SweepSettings(Value):
     )
 
     cluster: Placement | None = Field(
-        default=None, description="devices that the finalists are timed on; a file or inline"
+        default=None, description="devices of the models; a file or inline"
     )
     workload: Workload | None = Field(
         default=None,
@@ -158,6 +158,11 @@ class ResolvedPlan(SweepSettings):
     given: dict[str, Any]
     entries: tuple[dict[str, Any], ...]
 
+    @property
+    def drafts_apart(self) -> bool:
+        """Whether a configuration drafts while the target verifies."""
+        return any(configuration.asynchronous for configuration in self.samples)
+
     def priced(self, profile: Profile) -> ResolvedPlan:
         """The plan with what its configurations ask about costs taken from `profile`; those that
         Optuna draws are priced as they are drawn."""
@@ -183,8 +188,8 @@ class ResolvedPlan(SweepSettings):
             read_trace(self.workload.trace)
         for configuration in self.samples:
             self._check(configuration, source)
-            if configuration.asynchronous:
-                self._check_asynchronous(source)
+        if self.drafts_apart:
+            self._check_asynchronous(source)
         if self.hardware is not None:
             self.hardware.profile(list(self.pair.drafts))
             # Timed, they would be beaten by autoregressive decoding.
@@ -201,10 +206,10 @@ class ResolvedPlan(SweepSettings):
                 f"{source}: search: pearl drafts on a device of its own: say which, with --cluster"
                 " and a placement that has one for the draft"
             )
-        if self.method == "optuna" or self.hardware is not None:
+        if self.hardware is not None:
             raise UserError(
-                f"{source}: search: what pearl does depends on time, so it is timed and not"
-                " counted: no method optuna, no other machine's hardware"
+                f"{source}: search: what pearl does depends on time, so it is measured on its"
+                " devices: no other machine's hardware"
             )
 
     def _lossy_alone(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray import tune
 from ray.autoscaler._private.fake_multi_node.node_provider import (
     FAKE_HEAD_NODE_ID,
     FAKE_HEAD_NODE_TYPE,
@@ -25,13 +26,17 @@ from cluster.placed_engine import placed_engine
 from cluster.placement import Placement, place
 from cluster.session import QUIET, ray_session, resources
 from cluster.sweep.run import run_sweep
+from cluster.sweep.trial import CountTrial, TrialTask, counted, group
+from dashboards.reports.sweep import caveats
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
+from specdec_core.cost import Hardware
 from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.search.plan import Plan
+from specdec_core.search.results import SECONDS
 from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster import fake_gpus
@@ -280,9 +285,12 @@ def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(tin
     assert not serving.is_alive()
 
 
+TOKENS = 16
 CASCADE = {"kind": "cascade"}
+FAR = {"name": "far away", "target": 0.1, "drafts": {"*": 0.001}}
 SWEEP = QUICK | {
-    "max_new_tokens": 16,
+    "max_new_tokens": TOKENS,
+    "finalists": 4,
     "search": [
         {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}},
         {"drafter": {"kind": "pearl", "drafter": {"kind": "draft_model"}, "wait": [0, None]}},
@@ -306,14 +314,51 @@ def test_a_sweep_times_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
     assert len(result.trials) == 5
 
 
+def test_a_trial_counts_pearl_on_its_devices(ray_running, tiny_pair):
+    slow = Hardware.model_validate({**FAR, "target": 100.0}).profile([*tiny_pair.spec.drafts])
+    request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), TOKENS)
+    task = TrialTask(tiny_pair.spec, slow, (request,), 1, placement=Placement())
+    trial = tune.with_parameters(CountTrial, task=task)({"configurations": group([PEARL])})
+    try:
+        [found] = counted(trial.train())
+    finally:
+        trial.stop()
+    assert found.counts["n"] == TOKENS
+    assert found.counts["n_drafted"]
+    assert found.metrics[SECONDS] < 100  # what it took, and not what the profile says
+
+
+@pytest.mark.long
+def test_optuna_searches_windows_of_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
+    prompts = prompts_file(tmp_path, ["def main():"])
+    pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
+    windows = {"kind": "pearl", "window": {"randint": [2, 8]}, "wait": 2}
+    changes = {
+        "search": [{"drafter": windows}],
+        "method": "optuna",
+        "trials": 3,
+        "finalists": 1,
+        "race": {"seconds": 0, "further": 0, "challengers": 0},
+    }
+    plan = Plan.model_validate(
+        {**SWEEP, **changes, "pair": pair, "prompts": source, "cluster": Placement()}
+    ).resolve()
+    result, _ = run_sweep(plan, tmp_path)
+    searched = [trial for trial in result.trials if trial.configuration.asynchronous]
+    assert len(searched) > 1
+    assert all(trial.counts["n_drafted"] for trial in searched)  # each had its draft
+    assert all(trial.counts["n"] == TOKENS for trial in searched)
+    assert any("depends on timing" in caveat for caveat in caveats(result))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({}, "--cluster"),
         ({"cluster": {"draft": {"devices": 0}}}, "a placement that has one for the draft"),
-        ({"cluster": Placement(), "method": "optuna", "trials": 3}, "no method optuna"),
+        ({"cluster": Placement(), "hardware": FAR}, "no other machine's hardware"),
     ],
-    ids=["no devices", "none for the draft", "optuna"],
+    ids=["no devices", "none for the draft", "another machine"],
 )
 def test_a_sweep_that_cannot_time_pearl_is_refused(changes, message):
     with pytest.raises(UserError, match=message):

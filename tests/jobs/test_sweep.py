@@ -100,8 +100,8 @@ def with_pearl(tiny_pair, tmp_path):
     chain = {"kind": "draft_model"}
     search = [{"drafter": chain}, {"drafter": {"kind": "pearl", "drafter": chain}}]
     pair = tiny_pair.spec.model_dump(mode="json")
-    plan = {**QUICK, "pair": pair, "prompts": prompts, "max_new_tokens": 16, "search": search}
-    return plan_file(tmp_path, **plan)
+    plan = {"pair": pair, "prompts": prompts, "max_new_tokens": 16, "search": search}
+    return plan_file(tmp_path, **{**QUICK, "finalists": 2, **plan})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

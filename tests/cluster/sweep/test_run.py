@@ -12,7 +12,6 @@ from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
@@ -234,11 +233,10 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any():
 @pytest.mark.parametrize(
     "other",
     [
-        trial(Configuration(drafter=PearlSettings()), 3.0),  # all of it is timed anyway
         trial(FIXED[0], 3.0, finished=False),
         trial(LOSSY, 3.0),
     ],
-    ids=["asynchronous", "stopped early", "lossy"],
+    ids=["stopped early", "lossy"],
 )
 def test_what_is_no_finalist_takes_no_place(other):
     trials = [other, trial(FIXED[1], 1.5), trial(FIXED[2], 1.0)]
