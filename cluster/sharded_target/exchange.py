@@ -29,8 +29,8 @@ class Exchange(Protocol):
     rank: int
     parts: int
 
-    def sum(self, tensor: Tensor) -> None:
-        """Replace every rank's `tensor` by the sum of all."""
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' tensors, on every rank."""
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
@@ -39,15 +39,14 @@ class Exchange(Protocol):
 
     def send(self, tensor: Tensor, to: int) -> None: ...
 
-    def receive(self, into: Tensor, by: int) -> None:
-        """Fill `into` with what rank `by` sends."""
+    def receive(self, like: Tensor, by: int) -> Tensor:
+        """What rank `by` sends: a tensor of the shape and data type of `like`."""
         ...
 
 
 def all_agree(exchange: Exchange, device: torch.device, own: bool) -> bool:
     """Whether every rank's `own` is true; exchanged by a tensor on `device`."""
-    votes = torch.tensor([float(own)], device=device)
-    exchange.sum(votes)
+    votes = exchange.sum(torch.tensor([float(own)], device=device))
     return round(votes.item()) == exchange.parts
 
 
@@ -57,19 +56,24 @@ class NcclExchange:
     def __init__(self, rank: int, parts: int) -> None:
         self.rank, self.parts = rank, parts
 
-    def sum(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor)
+    def sum(self, tensor: Tensor) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
+        tensor = tensor.contiguous()
         pieces = [torch.empty_like(tensor) for _ in range(self.parts)] if self.rank == 0 else []
         dist.gather(tensor, pieces or None, dst=0)
         return pieces
 
     def send(self, tensor: Tensor, to: int) -> None:
-        dist.send(tensor, to)
+        dist.send(tensor.contiguous(), to)
 
-    def receive(self, into: Tensor, by: int) -> None:
-        dist.recv(into, by)
+    def receive(self, like: Tensor, by: int) -> Tensor:
+        received = like.new_empty(like.shape)
+        dist.recv(received, by)
+        return received
 
 
 class SocketExchange:
@@ -96,19 +100,20 @@ class SocketExchange:
                 self._wires[int(name)] = wire
                 self._arrived[int(name)] += first
 
-    def sum(self, tensor: Tensor) -> None:
+    def sum(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
         if tensor.nbytes <= SMALL:
             for other in self._wires:
                 self.send(tensor, other)
-            tensor.copy_(reduce(torch.add, self._of_all_ranks(tensor)))
+            return self._total(tensor)
         # Through the first rank: two ranks that both send more than sockets buffer would deadlock.
-        elif self.rank == 0:
-            tensor.copy_(reduce(torch.add, self._of_all_ranks(tensor)))
+        if self.rank == 0:
+            total = self._total(tensor)
             for other in self._wires:
-                self.send(tensor, other)
-        else:
-            self.send(tensor, 0)
-            self.receive(tensor, 0)
+                self.send(total, other)
+            return total
+        self.send(tensor, 0)
+        return self.receive(tensor, 0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         if self.rank == 0:
@@ -119,16 +124,16 @@ class SocketExchange:
     def send(self, tensor: Tensor, to: int) -> None:
         self._wires[to].send(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
-    def receive(self, into: Tensor, by: int) -> None:
-        into.copy_(self._next(by, into))
-
-    def _of_all_ranks(self, tensor: Tensor) -> list[Tensor]:
-        """All ranks' tensors in the same order, so that all sums are equal to the last bit."""
-        ranks = range(self.parts)
-        return [tensor if rank == self.rank else self._next(rank, tensor) for rank in ranks]
-
-    def _next(self, by: int, like: Tensor) -> Tensor:
+    def receive(self, like: Tensor, by: int) -> Tensor:
         arrived = self._arrived[by]
         while not arrived:
             arrived += self._wires[by].receive(None)
         return torch.frombuffer(arrived.popleft(), dtype=like.dtype).view(like.shape)
+
+    def _total(self, tensor: Tensor) -> Tensor:
+        return reduce(torch.add, self._of_all_ranks(tensor))
+
+    def _of_all_ranks(self, tensor: Tensor) -> list[Tensor]:
+        """All ranks' tensors in the same order, so that all sums are equal to the last bit."""
+        ranks = range(self.parts)
+        return [tensor if rank == self.rank else self.receive(tensor, rank) for rank in ranks]

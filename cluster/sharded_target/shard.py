@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from cluster.devices import claim_device, placed_spec
 from cluster.session import listening_address
+from cluster.sharded_target import operators
 from cluster.sharded_target.exchange import (
     Address,
     Exchange,
@@ -32,6 +34,7 @@ from cluster.sharded_target.store import BoardStore
 from specdec_core.base.wire import LinkLost, WireListener, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
+from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton, load_tokenizer
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import Pair, load_drafts, load_pair
@@ -39,7 +42,7 @@ from specdec_core.models.runner import Batch, ModelRunner, Output
 
 # The calls of a group: methods of the runner, and of the shard.
 _OF_RUNNER = {"truncate", "keep", "fork"}
-_OF_SHARD = {"open", "close", "expect", "mixes", "watch_hidden", "forward", "logits"}
+_OF_SHARD = {"open", "close", "expect", "mixes", "watch_hidden", "prefill", "forward", "logits"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Shard:
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
         self.apart: set[int] = set()  # runners of drafts, on the rank that answers
-        self.outputs: dict[int, Output] = {}  # of each runner's last forward
+        self.outputs: dict[int, list[Output]] = {}  # of each runner's last call of forward
         self._listener: WireListener | None = None
 
     def address(self) -> Address:
@@ -88,17 +91,37 @@ class Shard:
             self.model = pair.target
             self._open = lambda slots, tokens: pair.open_runner(None, slots, cache_tokens=tokens)
         else:
-            exchange = self._join(addresses, board)
+            self.exchange = self._join(addresses, board)
             kind = dtype if dtype == "auto" else getattr(torch, dtype)
             load = load_heads if self.split == "heads" else load_layers
-            self.model = load(spec.target, kind, exchange)
-            if spec.runner.pack and self.device.type == "cpu":
+            self.model = load(spec.target, kind, self.exchange)
+            if spec.runner.pack and not spec.runner.compile and self.device.type == "cpu":
                 pack_linear_layers(self.model)
-            length, agree = spec.runner.max_length, partial(all_agree, exchange, self.device)
-            self._open = lambda slots, tokens: EagerRunner(
-                self.model, slots, length, cache_tokens=tokens, agree=agree
-            )
+            self._open = self._open_part
         return self.facts(_weights(self.model))
+
+    def _open_part(self, slots: int, cache_tokens: int | None) -> ModelRunner:
+        """A runner of this rank's part, which all ranks open."""
+        runner = self.spec.runner
+        eager = EagerRunner(
+            self.model,
+            slots,
+            runner.max_length,
+            compact=True if runner.compile else None,
+            cache_tokens=cache_tokens,
+            agree=partial(all_agree, self.exchange, self.device),
+        )
+        if not runner.compile:
+            return eager
+        from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
+
+        return CompiledRunner(eager, self._digest)
+
+    @cached_property
+    def _digest(self) -> str:
+        """What identifies the weights of this rank's part, and the exchanges in its graphs."""
+        part = fingerprint(self.spec.target), self.split, str(self.rank), str(self.parts)
+        return " ".join((*part, inspect.getsource(operators)))
 
     @cached_property
     def drafts(self) -> Pair:
@@ -165,7 +188,7 @@ class Shard:
                 else:
                     raise ValueError(f"{name}: no call of a shard")
         except Exception as error:
-            return ShardFailed.by(error)
+            return ShardFailed.by(operators.cause_of(error))
         return answer
 
     def alive(self) -> bool:
@@ -202,20 +225,34 @@ class Shard:
         if self.answers:
             self.runners[number].watch_hidden(watch)
 
+    def prefill(self, number: int, batches: Sequence[Batch]) -> None:
+        """Forwards of `batches`, one after the other."""
+        for batch in batches:
+            self.runners[number].forward(batch)
+
     def forward(
-        self, number: int, batch: Batch, logits: bool
+        self, number: int, batches: Sequence[Batch], logits: bool
     ) -> tuple[list[int], Tensor | None, Tensor | None] | None:
-        """The most likely tokens (n,), by :meth:`Output.choices`; the logits if requested, and
-        hidden states if watched."""
-        output = self.outputs[number] = self.runners[number].forward(batch)
+        """Forwards of `batches`, one after the other: with split layers, the next rank runs each
+        while this rank runs the following one. The most likely tokens (n,), by
+        :meth:`Output.choices`; the logits if requested, and hidden states if watched."""
+        runner = self.runners[number]
+        outputs = self.outputs[number] = [runner.forward(batch) for batch in batches]
         if not self.answers:
             return None
-        chosen = list(chain(*output.choices()))
-        return chosen, self.logits(number) if logits else None, output.hidden
+        chosen = [*chain(*(own for output in outputs for own in output.choices()))]
+        hidden = [output.hidden for output in outputs if output.hidden is not None]
+        return chosen, self.logits(number) if logits else None, _joined(hidden) if hidden else None
 
     def logits(self, number: int) -> Tensor | None:
-        """Logits of the last forward."""
-        return self.outputs[number].logits if self.answers else None
+        """Logits of the last call of :meth:`forward`."""
+        if not self.answers:
+            return None
+        return _joined([output.logits for output in self.outputs[number]])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _weights(model: nn.Module) -> list[Tensor]:

@@ -1,13 +1,13 @@
 """A part of a model: some heads of every layer, or some whole layers. Only the part is loaded.
 
 Heads are split by transformers' tensor parallelism. Layers are split for any decoder with one list
-of layers: each process runs the model's code with placeholders for the layers of other ranks, and
-sends the hidden states to the next rank. An :class:`Exchange` connects the parts.
+of layers: each process runs the model's code with placeholders for the layers before its own, and
+sends the hidden states to the next rank. An :class:`Exchange` connects the parts, by operators that
+compiled graphs can contain.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from cluster.sharded_target import operators
 from cluster.sharded_target.exchange import Exchange, NcclExchange
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, TargetPlacement
@@ -29,8 +29,6 @@ from specdec_core.models.supported import check_causal
 def check_target(spec: PairSpec, target: TargetPlacement) -> None:
     """Refuse, in one line, a placement that the pair's target does not allow."""
     check_split(load_config(spec.target), spec.target, target.split, target.devices)
-    if target.devices > 1 and spec.runner.compile:
-        raise UserError("runner.compile: a target on several devices runs eagerly")
 
 
 def check_split(config: Any, name: str, split: str, parts: int) -> None:
@@ -68,8 +66,9 @@ def layers_of(layers: int, rank: int, parts: int) -> range:
 
 
 def load_heads(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
-    """This rank's heads of every layer, by the default process group. Only the first rank has
-    complete logits."""
+    """This rank's heads of every layer, by the default process group. The first rank returns
+    logits, the other ranks return zeros."""
+    operators.use(exchange)
     split = DistributedConfig(tp_size=exchange.parts)
     model = load_weights(name, dtype, distributed_config=split)
     _lighten(model, exchange)
@@ -82,7 +81,7 @@ def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
     small layer that takes longer than its product."""
     lighter: dict[str, Callable[[Any], nn.Module]] = {
         "colwise": _local_columns,
-        "rowwise": lambda linear: _SummedLinear(linear, exchange),
+        "rowwise": _SummedLinear,
         "colwise_gather_output": lambda linear: _GatheredLinear(linear, exchange),
         "embedding_rowwise": lambda embedding: _SummedEmbedding(embedding, exchange),
     }
@@ -106,26 +105,22 @@ def _local_columns(linear: nn.Linear) -> nn.Linear:
 class _SummedLinear(nn.Module):
     """A linear layer split by inputs: the ranks' products are summed."""
 
-    def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.exchange = exchange
         self.bias = linear.bias  # added once, to the sum
         linear.register_parameter("bias", None)
         self.local = _local_columns(linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        product = self.local(x)
-        self.exchange.sum(product)
+        product = operators.sum_of_ranks(self.local(x))
         return product if self.bias is None else product + self.bias
 
 
 class _GatheredLinear(nn.Module):
-    """The output layer, split by tokens. The first rank returns all logits, the other ranks the
-    logits of their tokens."""
+    """The output layer, split by tokens. The first rank returns all logits."""
 
     def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
-        self.exchange = exchange
         size = -(-linear.out_features // exchange.parts)  # the last ranks may have fewer
         self.missing = size - linear.weight.shape[0]
         self.vocab_size = linear.out_features
@@ -133,8 +128,7 @@ class _GatheredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits = nn.functional.pad(self.local(x), (0, self.missing))
-        pieces = self.exchange.gather(logits)
-        return torch.cat(pieces, dim=-1)[..., : self.vocab_size] if pieces else logits
+        return operators.gathered(logits)[..., : self.vocab_size]
 
 
 class _SummedEmbedding(nn.Module):
@@ -142,7 +136,6 @@ class _SummedEmbedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding, exchange: Exchange) -> None:
         super().__init__()
-        self.exchange = exchange
         self.start = exchange.rank * -(-embedding.num_embeddings // exchange.parts)
         self.weight = embedding.weight
 
@@ -150,27 +143,25 @@ class _SummedEmbedding(nn.Module):
         place = tokens - self.start
         elsewhere = (place < 0) | (place >= self.weight.shape[0])
         embedded = nn.functional.embedding(place.masked_fill(elsewhere, 0), self.weight)
-        embedded = embedded.masked_fill(elsewhere[..., None], 0)
-        self.exchange.sum(embedded)
-        return embedded
+        return operators.sum_of_ranks(embedded.masked_fill(elsewhere[..., None], 0))
 
 
 def load_layers(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
     """This rank's layers. A forward must run on all ranks. The last rank returns logits, the other
-    ranks return zeros."""
+    ranks return as many vectors without meaning."""
+    operators.use(exchange)
     skeleton = load_skeleton(name)
     whole: Any = AutoModelForCausalLM._model_mapping[type(skeleton.config)]
 
     def build(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, *args, **kwargs)
-        _leave_out(self, exchange.rank, exchange.parts)
+        _take_part(self, exchange.rank, exchange.parts)
 
     # from_pretrained loads the tensors of the part; the names of all other tensors are known.
     part = type(whole.__name__, (whole,), {"__init__": build})
     model = load_weights(name, dtype, part, known=skeleton.state_dict().keys())
     device = "cuda" if isinstance(exchange, NcclExchange) else "cpu"
     model.to(device)  # type: ignore[arg-type]
-    _connect(model, exchange)
     check_causal(model, name)
     return model
 
@@ -187,7 +178,7 @@ class _Passed:
 
 
 class _Elsewhere(nn.Module):
-    """A placeholder for a layer of another rank."""
+    """A placeholder for a layer of a rank before."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -213,10 +204,6 @@ class _NoEmbedding(nn.Module):
         return self._like.new_zeros((*tokens.shape, self.width))
 
 
-class _HandedOn(Exception):
-    """The rest of the forward runs on other ranks."""
-
-
 def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.modules():
@@ -225,52 +212,30 @@ def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
     raise UserError(f"{model.config.model_type}: found no list of {count} layers to split")
 
 
-def _leave_out(model: PreTrainedModel, rank: int, parts: int) -> None:
-    """Replace the parts of other ranks by placeholders."""
+def _take_part(model: PreTrainedModel, rank: int, parts: int) -> None:
+    """Leave out what other ranks have. Hidden states are received before this rank's first layer,
+    and sent after its last."""
     layers = _layer_list(model)
     local, first, last = layers_of(len(layers), rank, parts), rank == 0, rank == parts - 1
-    for number, layer in enumerate(layers):
-        if number not in local:
-            layers[number] = _Elsewhere(layer)
+    for number in range(local.start):
+        layers[number] = _Elsewhere(layers[number])
+    del layers[local.stop :]
     tied = model.config.get_text_config(decoder=True).tie_word_embeddings
-    if not first and not (last and tied):
-        model.set_input_embeddings(_NoEmbedding(model.get_input_embeddings()))
+    if not first:
+        layers[local.start].register_forward_pre_hook(_receive)
+        if not (last and tied):
+            model.set_input_embeddings(_NoEmbedding(model.get_input_embeddings()))
     if not last:
+        layers[-1].register_forward_hook(_send)
         model.set_output_embeddings(nn.Identity())
         model.all_tied_weights_keys = {}
 
 
-def _connect(model: PreTrainedModel, exchange: Exchange) -> None:
-    """Receive hidden states before this rank's first layer, and send them after its last."""
-    layers, rank, parts = _layer_list(model), exchange.rank, exchange.parts
-    local = layers_of(len(layers), rank, parts)
+def _receive(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return operators.received(args[0].like), *args[1:]
 
-    def receive(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = torch.empty_like(args[0].like).contiguous()
-        exchange.receive(hidden, rank - 1)
-        return hidden, *args[1:]
 
-    def send(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        exchange.send(hidden.contiguous(), rank + 1)
-        raise _HandedOn
-
-    if rank > 0:
-        layers[local[0]].register_forward_pre_hook(receive)
-    if rank < parts - 1:
-        layers[local[-1]].register_forward_hook(send)
-        whole = model.forward
-
-        size = model.config.get_text_config(decoder=True).vocab_size
-
-        def forward(*args: Any, input_ids: Tensor, **kwargs: Any) -> CausalLMOutputWithPast:
-            try:
-                return whole(*args, input_ids=input_ids, **kwargs)
-            except _HandedOn:
-                rows, width = input_ids.shape
-                kept = kwargs.get("logits_to_keep", 0)
-                count = len(kept) if isinstance(kept, Tensor) else kept or width
-                nothing = torch.zeros((), dtype=model.dtype, device=model.device)
-                return CausalLMOutputWithPast(logits=nothing.expand(rows, count, size))
-
-        model.forward = functools.wraps(whole)(forward)
+def _send(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    if isinstance(output, tuple):
+        return operators.handed_on(output[0]), *output[1:]
+    return operators.handed_on(output)

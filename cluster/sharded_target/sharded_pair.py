@@ -70,7 +70,7 @@ class ShardedPair(Pair):
         target: ModelRunner | ReadRows | None = None,
         max_length: int | None = None,
         cache_tokens: int | None = None,
-    ) -> ModelRunner:
+    ) -> ShardedRunner:
         size = self.target.config.get_text_config(decoder=True).vocab_size
         apart = draft is not None and self.drafting.placed.placement.draft.devices
         group = self.draft.group if apart else self.group

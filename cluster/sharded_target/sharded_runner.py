@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cluster.sharded_target.messages import Call
+from cluster.sharded_target.micro_batches import PIPELINED_FROM, micro_batches
 from cluster.sharded_target.target_group import ShardLost, TargetGroup
 from specdec_core.models.runner import (
     PREFILL_CHUNK,
@@ -29,9 +30,10 @@ class ShardedRunner(ModelRunner):
     name in the shard that answers, with rows of `max_length` tokens.
 
     Logits are fetched when they are first read, and sent along with every later forward: greedy
-    decoding reads none. If a shard is lost, the group is restarted, and the call that notices it
-    raises :class:`CacheLost`: the rows are empty, and everything else continues. For `cache_tokens`
-    see :meth:`Pair.open_runner`.
+    decoding reads none. Where layers are split, forwards of at least `pipelined_from` tokens are
+    pipelined (:mod:`cluster.sharded_target.micro_batches`). If a shard is lost, the group is
+    restarted, and the call that notices it raises :class:`CacheLost`: the rows are empty, and
+    everything else continues. For `cache_tokens` see :meth:`Pair.open_runner`.
     """
 
     def __init__(
@@ -50,6 +52,9 @@ class ShardedRunner(ModelRunner):
         self.vocab_size, self.max_length = vocab_size, max_length or runner.max_length
         self.prefill_chunk = logits_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
         self.device = torch.device(device)  # of the outputs
+        # Ranks that each have all layers run a forward together.
+        self._stages = group.parts if group.split == "layers" else 1
+        self.pipelined_from = PIPELINED_FROM[group.placed.kind]
         self._opening = slots, cache_tokens, draft, max_length
         self._watched = False
         self._expected: list[tuple[int, ...]] = []
@@ -111,11 +116,14 @@ class ShardedRunner(ModelRunner):
         # All chunks at once: a shard starts the next chunk before other shards end the last one.
         began = perf_counter()
         if batches := list(chunks(rows, tokens, self.prefill_chunk)):
-            self._feed(batches)
+            self._feed("prefill", batches)
         self.seconds += perf_counter() - began
 
     def _forward(self, batch: Batch) -> Output:
-        chosen, logits, hidden = self._feed([batch])
+        batches = [batch]
+        if sum(map(len, batch.tokens)) >= self.pipelined_from:
+            batches = micro_batches(batch, self._stages)
+        chosen, logits, hidden = self._feed("forward", batches, self._eager)
         number = self._forwards
         return _Output(
             batch.counts,
@@ -125,12 +133,12 @@ class ShardedRunner(ModelRunner):
             self.device,
         )
 
-    def _feed(self, batches: list[Batch]) -> Any:
-        """Feed `batches`; the answer to the last one."""
+    def _feed(self, name: str, batches: Sequence[Batch], *options: bool) -> Any:
+        """The answer to the call `name`, which feeds `batches`."""
         before = list(self._lengths)
         self._forwards += 1
         try:
-            answer = self._ask(*(self._call("forward", batch, self._eager) for batch in batches))
+            answer = self._ask(self._call(name, batches, *options))
         except CacheLost:
             raise
         except Exception:

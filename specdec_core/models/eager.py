@@ -42,8 +42,8 @@ class EagerRunner(LocalRunner):
 
     The rows of a batch are packed into one sequence. A model that does not use torch's attention,
     or gives other logits for packed rows in a trial at the start, has a forward for each row. With
-    `packs` false any model has. Of a model that several processes share, `agree` says to each
-    whether all of them found the logits equal: they are run in the same way.
+    `packs` false any model has. Of a model that several processes share, `agree` says in each of
+    them whether something is true in all: they are run in the same way.
 
     With `compact` the cache keeps the model's own data type, and the project's operator attends to
     it. That is always so on a GPU; unset, it is on a CPU for a model in bfloat16, which halves the
@@ -66,7 +66,7 @@ class EagerRunner(LocalRunner):
         agree: Callable[[bool], bool] = bool,
     ) -> None:
         super().__init__()
-        self.model, self.device = model.eval(), model.device
+        self.model, self.device, self.agree = model.eval(), model.device, agree
         config = model.config.get_text_config(decoder=True)
         check_supported(config, config.model_type)
         packs = packs and attends_here(model)

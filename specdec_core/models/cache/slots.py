@@ -218,6 +218,12 @@ class SlotCache(Cache):
         layers = (layer for layer in self.layers if isinstance(layer, SlotLayer))
         return [layer for layer in layers if layer.is_initialized]
 
+    @property
+    def held_numbers(self) -> list[int]:
+        """The numbers of these layers in the model."""
+        held = self.held()
+        return [number for number, layer in enumerate(self.layers) if layer in held]
+
     @torch.inference_mode(False)
     def keep_features(self, size: int, like: Tensor) -> None:
         """From now on keep `size` numbers of each token, of the data type and on the device of

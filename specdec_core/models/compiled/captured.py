@@ -99,7 +99,11 @@ class CapturedPacked:
         self._captured = Captured(self._unpacked, self._cache.table.device)
 
     def prepare(self, kinds: int) -> None:
-        """Capture the graphs of chains, with fused kernels where torch's compiler can make them."""
+        """Nothing to do: graphs are made by running them."""
+
+    def warm_up(self, kinds: int, agree: Callable[[bool], bool]) -> None:
+        """Capture the graphs of chains, with fused kernels where torch's compiler can make them.
+        Raises :class:`CannotCompile`."""
         try:
             self._step = fused(self._eager, *self._stores, self._cache.table, kinds)
             self._capture(kinds)

@@ -29,6 +29,7 @@ class PackagedPacked:
 
     def __init__(self, packages: Packages, cache: SlotCache) -> None:
         self._packages, self._cache = packages, cache
+        self._any_width = packages.any_width
         self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         layers = cache.held()
         self._keys = [layer.keys for layer in layers]
@@ -37,13 +38,14 @@ class PackagedPacked:
 
     @torch.inference_mode(False)  # torch.export takes no other tensors
     def prepare(self, kinds: int) -> None:
-        """Compile or load it."""
+        """Compile or load it. Raises :class:`CannotCompile`."""
         inputs, shapes = example(self._keys, self._values, self._features, kinds)
         self._graph = self._packages.open("packed", inputs, shapes)
-        self._warm(kinds)
 
-    def _warm(self, kinds: int) -> None:
-        """Make the kernels for rounds, which want all logits, and for prompts."""
+    def warm_up(self, kinds: int, agree: Callable[[bool], bool]) -> None:
+        """Make the kernels for rounds, which want all logits, and for prompts. For `agree` see
+        :class:`~specdec_core.models.eager.EagerRunner`."""
+        self._any_width = agree(self._any_width)
         size = 1
         while size <= min(_WARM, self._cache.positions):
             feed = torch.zeros((4, size), dtype=torch.long)
@@ -75,7 +77,7 @@ class PackagedPacked:
         return [output[:asked] for output in outputs]
 
     def _size(self, count: int) -> int:
-        return count if self._packages.any_width else _size(count)
+        return count if self._any_width else _size(count)
 
     def _run(
         self, feed: Tensor, wanted: Tensor, tokens: list[Tensor], nodes: list[Tensor]

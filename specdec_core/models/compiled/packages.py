@@ -138,9 +138,9 @@ def _digest(step: nn.Module, facts: Sequence[object]) -> str:
     """A name for everything that a graph depends on."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    ours, _, _ = __name__.partition(".")
     parts = {type(part).__module__ for part in step.modules()}
-    modules = [sys.modules[name] for name in sorted(parts) if name.startswith(f"{ours}.")]
+    ours = sorted(name for name in parts if not name.startswith(("torch.", "transformers.")))
+    modules = [sys.modules[name] for name in ours]
     names = [
         *map(str, facts),
         json.dumps(_OPTIONS, sort_keys=True),

@@ -22,10 +22,10 @@ from specdec_core.models.runner import Batch, Output
 class CompiledRunner(LocalRunner):
     """Forwards are graphs over the cache of an `eager` runner: on a CPU compiled ahead of time and
     kept on disk, on a GPU captured as CUDA graphs. Where the model cannot be compiled, the eager
-    runner takes over after one warning.
+    runner takes over after one warning; of a model that several processes share, in all of them.
 
-    `weights` is the digest of the model's weights. The graphs of a `draft` also return how sure it
-    is.
+    `weights` is the digest of the weights in this process. The graphs of a `draft` also return how
+    sure it is.
     """
 
     def __init__(self, eager: EagerRunner, weights: str, draft: bool = False) -> None:
@@ -40,7 +40,6 @@ class CompiledRunner(LocalRunner):
         with torch.inference_mode():
             try:
                 self._graphs = _graphs(eager, weights, draft)
-                self._graphs.prepare(len(eager.windows))
             except CannotCompile as reason:
                 self._give_up(reason)
 
@@ -84,15 +83,40 @@ class CompiledRunner(LocalRunner):
 
 
 def _graphs(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked | CapturedPacked:
-    """The graphs of the eager runner's model. Raises :class:`CannotCompile` where rows are not
-    packed."""
+    """The graphs of the eager runner's model, ready to run. Raises :class:`CannotCompile`, in all
+    processes that share the model or in none."""
+    graphs, reason = None, CannotCompile("another process that shares the model has no graphs")
+    try:
+        graphs = _prepared(eager, weights, draft)
+    except CannotCompile as own:
+        reason = own
+    if not eager.agree(graphs is not None) or graphs is None:
+        raise reason
+    graphs.warm_up(len(eager.windows), eager.agree)
+    return graphs
+
+
+def _prepared(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked | CapturedPacked:
+    """Graphs that have not run yet. Raises :class:`CannotCompile`, where rows are not packed
+    too."""
     if not eager.compact:
         raise CannotCompile("graphs are of packed rows, and this model's rows are run one by one")
     model, size, last = eager.model, eager.vocab_size, eager.last_position
     step = PackedStep(
-        model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs, draft
+        model,
+        list(eager.windows),
+        eager.cache.held_numbers,
+        last,
+        size,
+        eager.keeps_logits,
+        eager.layer_inputs,
+        draft,
     )
+    graphs: PackagedPacked | CapturedPacked
     if isinstance(eager.cache, PooledCache):
-        return CapturedPacked(step, eager.cache)
-    facts = [model.dtype, weights, last, size, eager.feature_layers, draft]
-    return PackagedPacked(Packages(step, model.config, facts), eager.cache)
+        graphs = CapturedPacked(step, eager.cache)
+    else:
+        facts = [model.dtype, weights, last, size, eager.feature_layers, draft]
+        graphs = PackagedPacked(Packages(step, model.config, facts), eager.cache)
+    graphs.prepare(len(eager.windows))
+    return graphs

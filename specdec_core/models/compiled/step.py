@@ -23,15 +23,16 @@ _MOST = 1 << 20  # of any dimension that varies
 class PackedStep(nn.Module):
     """`model` behind the interface of a graph.
 
-    `kinds` are the model's kinds of layers, `last_position` is the last position that it has,
-    `vocab_size` the number of tokens to give logits of, and `keeps_logits` whether the model can
-    leave out logits that are not wanted. What `layer_inputs` finds is kept of every token. A
-    `draft` also returns how sure it is."""
+    `kinds` are the model's kinds of layers, `held` the numbers of its layers in this process,
+    `last_position` is the last position that it has, `vocab_size` the number of tokens to give
+    logits of, and `keeps_logits` whether the model can leave out logits that are not wanted. What
+    `layer_inputs` finds is kept of every token. A `draft` also returns how sure it is."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         kinds: Sequence[str],
+        held: Sequence[int],
         last_position: int,
         vocab_size: int,
         keeps_logits: bool,
@@ -39,7 +40,7 @@ class PackedStep(nn.Module):
         draft: bool = False,
     ) -> None:
         super().__init__()
-        self.model, self.last_position = model, last_position
+        self.model, self.held, self.last_position = model, held, last_position
         self.vocab_size, self.keeps_logits = vocab_size, keeps_logits
         self._layer_inputs, self.draft = layer_inputs, draft
         # A mask cannot be made while a model is traced, with tensors that only have shapes.
@@ -69,7 +70,7 @@ class PackedStep(nn.Module):
             tokens: for each kind of layer, what each token sees, (n, 5); see
                 :func:`specdec_core.models.row_attention.operator.attend`.
             nodes: for each kind of layer, the positions that these refer to.
-            keys: of each layer (slots, heads, positions, head size).
+            keys: of each held layer (slots, heads, positions, head size).
             values: the same.
             features: the store of the layers' inputs (slots, 1, positions, size), where they are
                 kept.
@@ -83,9 +84,11 @@ class PackedStep(nn.Module):
         ids, rows, places, positions = feed.unbind()
         for mask, own_tokens, own_nodes in zip(self._masks.values(), tokens, nodes, strict=True):
             mask.plan = OperatorPlan(own_tokens, own_nodes, blocks)
-        cache = Cache(
-            layers=[TensorLayer(*own, rows, places) for own in zip(keys, values, strict=True)]
-        )
+        layers = [TensorLayer(*own, rows, places) for own in zip(keys, values, strict=True)]
+        # In the place of a layer of another process is one of this process, which is not written.
+        numbers = range(self.held[-1] + 1)
+        own = dict(zip(self.held, layers, strict=True))
+        cache = Cache(layers=[own.get(number, layers[0]) for number in numbers])
         self._read.clear()
         masks = self._masks
         output = self.model(

@@ -1,5 +1,7 @@
 """The parts of a model of any family compute together what the whole computes."""
 
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,14 @@ import torch.multiprocessing as mp
 import transformers
 from safetensors.torch import load_file, save_file
 
+from cluster.sharded_target import operators
+from cluster.sharded_target.exchange import all_agree
 from cluster.sharded_target.shard_weights import check_split, layers_of, load_heads, load_layers
 from specdec_core.base.errors import UserError
+from specdec_core.base.wire import LinkLost
+from specdec_core.models.compiled import CompiledRunner
+from specdec_core.models.compiled.failures import CannotCompile
+from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch
@@ -55,15 +63,59 @@ def logits_of(runner):
     return found
 
 
-def part(rank, folder, split, pack):
+def by_graphs(model, exchange, split):
+    """The logits of a rank's graphs, which are those of eager forwards."""
+    agree = partial(all_agree, exchange, model.device)
+
+    def opened():
+        eager = EagerRunner(model, 2, 128, compact=True, agree=agree)
+        return CompiledRunner(eager, f"{split} {exchange.rank}")
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        runner = opened()
+    found = logits_of(runner)
+    with pytest.MonkeyPatch.context() as patch:
+        if exchange.rank == 1:
+            patch.setattr(Packages, "open", refuse)
+        with pytest.warns(match="running without"):
+            eager = opened()
+    # All ranks run eagerly where one has no graph, or what they exchange would differ in size.
+    for own, wanted in zip(found, logits_of(eager), strict=True):
+        torch.testing.assert_close(own, wanted, atol=1e-5, rtol=1e-5)
+    if split == "heads":
+        assert_a_loss_is_known(runner, exchange)
+    return found
+
+
+def refuse(*_):
+    raise CannotCompile("no compiler here")
+
+
+def assert_a_loss_is_known(runner, exchange):
+    """Though a graph reports every error as a RuntimeError."""
+    for wire in exchange._wires.values():
+        if exchange.rank == 1:
+            wire.close()
+    if exchange.rank == 0:
+        with pytest.raises(RuntimeError) as raised:
+            runner.forward(Batch([0], [[5]]))
+        assert isinstance(operators.cause_of(raised.value), LinkLost)
+
+
+def part(rank, folder, split, how):
     """One of two processes."""
     store = dist.FileStore(f"{folder}/store-{split}", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     load = load_heads if split == "heads" else load_layers
-    model = load(folder, torch.float32, connected(rank, 2, Path(folder) / "ranks"))
-    if pack:
+    exchange = connected(rank, 2, Path(folder) / "ranks")
+    model = load(folder, torch.float32, exchange)
+    if how == "packed":
         pack_linear_layers(model)
-    found = logits_of(EagerRunner(model, 2, 128, packs=False))
+    if how == "compiled":
+        found = by_graphs(model, exchange, split)
+    else:
+        found = logits_of(EagerRunner(model, 2, 128, packs=False))
     if rank == (0 if split == "heads" else 1):
         torch.save(found, f"{folder}/logits-{split}")
     dist.barrier()
@@ -72,11 +124,31 @@ def part(rank, folder, split, pack):
 
 @pytest.mark.parametrize(("family", "split"), CASES)
 def test_two_parts_compute_what_the_whole_computes(family, split, tmp_path):
+    how = "packed" if family == "llama" else "plain"
+    assert_two_parts_are_the_whole(family, split, how, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "split"),
+    [
+        ("llama-untied-biased", "heads"),
+        pytest.param("gpt2", "layers", marks=pytest.mark.long),
+        pytest.param("gemma3-window", "heads", marks=pytest.mark.long),
+        pytest.param("qwen2-mixed-window", "layers", marks=pytest.mark.long),
+        pytest.param("gptj", "layers", marks=pytest.mark.long),
+    ],
+)
+def test_two_compiled_parts_compute_what_the_whole_computes(family, split, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert_two_parts_are_the_whole(family, split, "compiled", tmp_path)
+
+
+def assert_two_parts_are_the_whole(family, split, how, folder):
     torch.manual_seed(0)
     whole = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
-    whole.save_pretrained(tmp_path)
-    mp.start_processes(part, (str(tmp_path), split, family == "llama"), 2, start_method="fork")
-    together = torch.load(tmp_path / f"logits-{split}")
+    whole.save_pretrained(folder)
+    mp.start_processes(part, (str(folder), split, how), 2, start_method="fork")
+    together = torch.load(folder / f"logits-{split}")
     for ours, theirs in zip(together, logits_of(EagerRunner(whole, 2, 128)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -90,7 +162,7 @@ def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(split, tmp_pat
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     refused = r"UserError: .*: its weights do not fit .*unknown tensors: model\.layers\.7\.mlp\.up"
     with pytest.raises(mp.ProcessRaisedException, match=refused):
-        mp.start_processes(part, (str(tmp_path), split, False), 2, start_method="fork")
+        mp.start_processes(part, (str(tmp_path), split, "plain"), 2, start_method="fork")
 
 
 def test_a_split_that_the_model_does_not_allow_names_what_it_does():

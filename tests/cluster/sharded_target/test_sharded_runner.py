@@ -9,10 +9,9 @@ from threading import Thread
 import psutil
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from cluster.placement import Placement
-from cluster.sharded_target import target_group
+from cluster.sharded_target import sharded_runner, target_group
 from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import ShardLost
@@ -28,9 +27,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.configurations import LOSSY, PEARL
-from tests.conftest import tiny_tokenizer
 
-VOCABULARY = 320
 NEW_TOKENS = 24
 PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (4, 9, 21)]
 REQUESTS = [Request(str(i), tuple(p), NEW_TOKENS, seed=i) for i, p in enumerate(PROMPTS)]
@@ -53,18 +50,6 @@ class Both:
     split: str
     sharded: ShardedPair
     whole: Pair
-
-
-@pytest.fixture(scope="module")
-def gpt2_folder(tmp_path_factory):
-    """A model whose heads transformers cannot split."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    torch.manual_seed(2)
-    sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
-    config = GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **sizes)
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module", params=["heads", "layers"])
@@ -133,6 +118,17 @@ def test_it_decodes_as_the_whole_model(both, name):
         generations = Engine(pair, CONFIGURATIONS[name], slots=2).generate(REQUESTS)
         results.append([(g.tokens, [r.accepted for r in g.rounds]) for g in generations])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("both", ["layers"], indirect=True)
+@pytest.mark.parametrize("name", ["chain", "tree", "sampled chain"])
+def test_it_decodes_so_where_its_layers_are_pipelined(both, name, monkeypatch):
+    monkeypatch.setitem(sharded_runner.PIPELINED_FROM, "CPU", 0)
+    sent, ask = [], both.sharded.group.ask
+    monkeypatch.setattr(both.sharded.group, "ask", lambda calls: sent.extend(calls) or ask(calls))
+    test_it_decodes_as_the_whole_model(both, name)
+    fed = [len(arguments[0]) for _, call, arguments in sent if call == "forward"]
+    assert 2 in fed
 
 
 def test_a_draft_beside_it_changes_no_token(both):

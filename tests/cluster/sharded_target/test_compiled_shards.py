@@ -1,0 +1,31 @@
+"""A target of which each rank's part is compiled writes the eager tokens."""
+
+import psutil
+import pytest
+
+from cluster.placement import Placement
+from cluster.sharded_target.sharded_pair import sharded_pair
+from specdec_core.config import Configuration
+from specdec_core.engine import Engine
+from specdec_core.models.pair import load_pair
+from tests.cluster.sharded_target.test_sharded_runner import REQUESTS
+from tests.configurations import LOOKUP, SUFFIX
+
+
+@pytest.mark.parametrize("split", [pytest.param("heads", marks=pytest.mark.long), "layers"])
+def test_it_decodes_as_the_eager_whole_model(split, tiny_spec, gpt2_folder, ray_running):
+    target = tiny_spec.target if split == "heads" else gpt2_folder
+    eager = tiny_spec.model_copy(update={"target": target, "drafts": {}})
+    runner = eager.runner.model_copy(update={"compile": True})
+    spec, whole = eager.model_copy(update={"runner": runner}), load_pair(eager)
+    placement = {"draft": {"devices": 0}, "target": {"devices": 2, "split": split}}
+    with sharded_pair(spec, Placement.model_validate(placement)) as sharded:
+        for configuration in (Configuration(), LOOKUP, SUFFIX):
+            found, expected = (
+                [g.tokens for g in Engine(pair, configuration, slots=2).generate(REQUESTS)]
+                for pair in (sharded, whole)
+            )
+            assert found == expected
+        for facts in sharded.group.facts:
+            files = {mapped.path for mapped in psutil.Process(facts.pid).memory_maps()}
+            assert any("/graphs/" in file for file in files), "each rank runs a graph of its own"
