@@ -31,15 +31,6 @@ def static_tree(children: Iterable[Sequence[int]]) -> list[int]:
     return parents
 
 
-def k_configuration(branching: Iterable[int]) -> list[int]:
-    """The parents of a tree in which each node of level i has `branching[i]` children."""
-    children, width = [], 1
-    for count in branching:
-        children.append([count] * width)
-        width *= count
-    return static_tree(children)
-
-
 def after_text(count: int, parents: Iterable[int]) -> list[int]:
     """The parents when the sequence's last `count` tokens are fed with the tree, as first nodes."""
     return [*range(ROOT, count - 1), *(parent + count for parent in parents)]

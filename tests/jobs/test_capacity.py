@@ -10,11 +10,12 @@ from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
 from tests.jobs.conftest import record_prompts
+from tests.specdec_core.kinds import chain
 
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
-FIXED = {"kind": "draft_model", "draft": "draft", "policy": {"kind": "fixed", "max_tokens": 3}}
-
-TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 3}}
+UNNAMED = chain(max_tokens=3)
+FIXED = UNNAMED | {"draft": "draft"}
+TREE = UNNAMED | {"kind": "dynamic_tree"}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,7 @@ def test_a_policy_that_asks_for_a_cost_is_replayed_at_that_of_the_times(simulate
 def test_a_draft_that_is_not_named_is_the_configurations_own(simulated, home, tiny_spec):
     """Not the recording's first."""
     drafts = {"another": tiny_spec.drafts["draft"], **tiny_spec.drafts}
-    unnamed = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
-    other = config_file(home, tiny_spec.model_copy(update={"drafts": drafts}), unnamed, "other")
+    other = config_file(home, tiny_spec.model_copy(update={"drafts": drafts}), UNNAMED, "other")
     assert_refused(simulated(*LOAD, "--config", other), "no draft 'another'")
 
 
@@ -123,10 +123,6 @@ def test_limits_out_of_reach_are_one_clear_line(simulated):
         (["--slo", "fast", "--rate", 1], "--slo fast: expected limits in seconds"),
         (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
         (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),
-        (
-            ["--slo", "ttft=1", "--rate", 1, "--cache-tokens", 130],
-            "--cache-tokens 130: too few for the longest prompt",
-        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, simulated):

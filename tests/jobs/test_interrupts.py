@@ -49,13 +49,18 @@ def commands(tiny_pair_folders, tmp_path_factory):
     return {"sweep": [*sweep, one], "other": [*sweep, other], "demo": ["-c", DEMO, one]}
 
 
-def ends_well(command, home):
-    """Give the command; returns the seconds that it took."""
-    begun = time.monotonic()
+def given(command, home):
+    """What a command that ends well has printed."""
     with started(home, *command) as process:
         output = process.communicate()[0]
     assert process.returncode == 0, output
-    assert "champion " in output
+    return output
+
+
+def ends_well(command, home):
+    """Give the command; returns the seconds that it took."""
+    begun = time.monotonic()
+    assert "champion " in given(command, home)
     (champion,) = MlflowClient(sqlite_uri(home / "mlflow.db")).search_registered_models()
     assert "champion" in champion.aliases
     return time.monotonic() - begun
@@ -105,6 +110,4 @@ def test_commands_that_start_together_in_a_fresh_folder_end_well(number, command
     assert codes == {0} or (codes == {0, 2} and "other" not in names), outputs
     assert not any("Traceback" in output for output in outputs), outputs
     for name in names:
-        with started(home, *commands[name]) as process:
-            output = process.communicate()[0]
-        assert process.returncode == 0, output
+        given(commands[name], home)

@@ -24,7 +24,6 @@ def ends(listener):
     """Both ends of a wire, the listener's first."""
     there = connect("127.0.0.1", listener.port, listener.key, limit=LIMIT)
     here = listener.accept(10)
-    assert here is not None
     with closing(here), closing(there):
         yield here, there
 

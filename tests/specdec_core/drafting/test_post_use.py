@@ -1,5 +1,6 @@
 """Drafters that reuse phrases: post-use and the token cache change no output."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,26 +178,20 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair):
     assert all(learned[-20:])
 
 
-def test_the_output_is_read_from_the_prompts_last_token_on():
-    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, learn_from="output"))
+@pytest.mark.parametrize(
+    ("asked", "written", "known"),
+    [
+        ({"learn_from": "output"}, [4, 5, 6], {1: [], 2: [], 3: [(4, 5)], 4: [(5, 6)], 5: []}),
+        ({"from_prompt": True}, [4], {1: [(2, 3)], 2: [(3, 4)], 3: []}),
+    ],
+)
+def test_the_output_is_read_and_where_it_is_asked_for_the_prompt(asked, written, known):
+    """The output from the prompt's last token on."""
+    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, **asked))
     own = sequence([1, 2, 3])
     cache.open([own])
-    own.tokens += [4, 5, 6]
-    assert [cache.phrases(own, key, 9) for key in (1, 2, 3, 4, 5)] == [
-        [],
-        [],
-        [(4, 5)],
-        [(5, 6)],
-        [],
-    ]
-
-
-def test_the_prompt_is_read_where_it_is_asked_for():
-    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, from_prompt=True))
-    own = sequence([1, 2, 3])
-    cache.open([own])
-    own.tokens += [4]
-    assert [cache.phrases(own, key, 9) for key in (1, 2, 3)] == [[(2, 3)], [(3, 4)], []]
+    own.tokens += written
+    assert {key: cache.phrases(own, key, 9) for key in known} == known
 
 
 def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree():

@@ -20,7 +20,7 @@ from specdec_core.tokens.coupling import SharedNoise
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
-from specdec_core.tokens.topology import k_configuration, static_tree
+from specdec_core.tokens.topology import static_tree
 from tests.conftest import save_random_head
 from tests.specdec_core.drafting.proofs import COUNTING, paths, proposals, proposed, requests
 from tests.specdec_core.kinds import configured, policy
@@ -108,11 +108,11 @@ def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair, top_k):
 def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair, shape):
     drafter = SHAPES[shape]
     levels = {
-        "4x2x2x1": k_configuration((4, 2, 2, 1)),
-        "1x3": k_configuration((1, 3)),
+        "4x2x2x1": static_tree([(4,), (2,) * 4, (2,) * 8, (1,) * 16]),
+        "1x3": static_tree([(1,), (3,)]),
         "uneven": static_tree([(3,), (2, 0, 1), (1, 0, 2)]),
-        "replaced": k_configuration((2, 2, 1)),
-        "fork": k_configuration((3, 1, 1, 1)),
+        "replaced": static_tree([(2,), (2,) * 2, (1,) * 4]),
+        "fork": static_tree([(3,), *[(1,) * 3] * 3]),
     }[shape]
     rooms = set()
     for _, room, _, tree in decoded(tiny_pair, drafter, new_tokens=9):

@@ -64,7 +64,6 @@ def assert_measured(pair, finished, prompt, also_prompt=False):
     text = [*prompt, *finished.tokens]
     first = 1 if also_prompt else len(prompt)
     scores = pair.target(torch.tensor([text])).logits[0, first - 1 : -1].log_softmax(dim=-1)
-    assert finished.logprobs is not None
     assert (finished.prompt_logprobs is not None) == also_prompt
     entries = [*(finished.prompt_logprobs or ()), *finished.logprobs]
     assert [entry.token for entry in entries] == text[first:]

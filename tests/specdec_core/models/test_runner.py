@@ -73,18 +73,6 @@ def opened(request, model):
     return lambda slots: runner_of(model, request.param, slots, 64)
 
 
-def test_rows_in_any_order_and_subset_keep_apart(model, opened):
-    runner = opened(4)
-    texts = {2: [3, 4, 5], 0: [9, 8, 7, 6], 3: [1, 2]}
-    output = runner.forward(Batch(list(texts), list(texts.values())))
-    for i, tokens in enumerate(texts.values()):
-        expected = plain(model, tokens)
-        torch.testing.assert_close(output.of_row(i), expected, atol=2e-5, rtol=0)
-    assert runner.lengths == [4, 0, 3, 2]
-    with pytest.raises(ValueError, match="cannot keep"):
-        runner.truncate(1, 1)
-
-
 def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair):
     text = [(7 * i) % 300 for i in range(400)]
     runner = EagerRunner(tiny_pair.target, slots=1, max_length=500)
@@ -138,6 +126,8 @@ def test_a_forward_that_raises_has_appended_nothing(model, opened):
     runner.prefill([0, 1], PREFIXES)
     with pytest.raises(ValueError, match="do not fit"):
         runner.forward(Batch([0, 1], [[5], [5] * 500]))
+    with pytest.raises(ValueError, match="cannot keep"):
+        runner.truncate(1, len(PREFIXES[1]) + 1)
     assert runner.lengths == [len(prefix) for prefix in PREFIXES]
     logits = runner.forward(Batch([1], [[30]])).logits
     expected = plain(model, [*PREFIXES[1], 30])[-1:]

@@ -37,7 +37,6 @@ COPIES, MIXED = {"prompt_lookup", "suffix"}, {"tree", "cascade", "hybrid"}
 )
 def test_a_shipped_sweep_tries_what_it_is_for(file, least, families):
     plan = load_plan(SWEEPS / f"{file}.yaml", cluster={"draft": {"devices": 1}})
-    assert plan.configurations is not None
     assert len(plan.configurations) >= least
     assert {c.family for c in plan.configurations} >= families
     drafts = ([getattr(part, "draft", None) for part in c.drafter.walk()] for c in plan.samples)

@@ -1,5 +1,7 @@
 """Token trees, and the masks that their parents ask for."""
 
+from math import prod
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
-from specdec_core.tokens.topology import Topologies, after_text, k_configuration, static_tree
+from specdec_core.tokens.topology import Topologies, after_text, static_tree
 from tests.specdec_core.drafting.proofs import paths
 from tests.specdec_core.kinds import configured
 
@@ -75,7 +77,7 @@ def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data):
     sequence's last token before them, as draft and target feed them."""
     branching = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     window = data.draw(st.sampled_from([None, 2, 5]))
-    whole = k_configuration(branching)
+    whole = static_tree([n] * prod(branching[:level]) for level, n in enumerate(branching))
     if data.draw(st.booleans()):
         whole = after_text(1, whole)
     known = Topologies(torch.float32, "cpu")
@@ -98,9 +100,9 @@ def test_a_chain_is_the_tree_of_width_one_and_of_all_lengths_a_slice_of_one_mask
 
 
 def test_shapes_are_numbered_level_by_level():
-    assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
+    assert static_tree([(2,), (2, 2)]) == [ROOT, ROOT, 0, 0, 1, 1]
     assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
-    assert after_text(1, k_configuration((2, 1))) == [ROOT, 0, 0, 1, 2]
+    assert after_text(1, static_tree([(2,), (1, 1)])) == [ROOT, 0, 0, 1, 2]
     assert after_text(3, [ROOT, 0, 0]) == [ROOT, 0, 1, 2, 3, 3]
     assert after_text(0, [ROOT, ROOT, 1]) == [ROOT, ROOT, 1]
 

@@ -66,7 +66,6 @@ def test_the_choice_is_made_by_what_was_measured(replay, tmp_path):
     assert drafter_at(choice.chosen, 8) is not None
     for verdict in choice.verdicts:
         row = choice.row(verdict.load, verdict.config_id)
-        assert row.low is not None
         assert row.low > 1
         assert verdict.regret == pytest.approx(0, abs=0.01)
         assert verdict.at_most is not None
@@ -97,7 +96,6 @@ def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(replay, tmp_p
     for load in ("1 client", "8 clients"):
         assert machine.taken.count((load, choice.chosen.id)) == LIVE.repeats
     row = choice.row(choice.verdicts[0].load, choice.chosen.id)
-    assert row.low is not None
     assert row.low > 1
 
 
@@ -175,7 +173,6 @@ def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(repla
 
 
 def ranges(configuration):
-    assert isinstance(configuration.drafter, ScheduleSettings)
     return configuration.drafter.ranges
 
 

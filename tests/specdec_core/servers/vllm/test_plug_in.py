@@ -214,7 +214,6 @@ def test_vllm_writes_the_same_with_the_plug_in():
     with reference, peer:
         for text in texts:
             assert peer.decode(text, 32) == reference.decode(text, 32)
-            assert peer.steps is not None
             assert max(peer.steps) > 1
         peer.forget()
         assert peer.decode(texts[0], 32) == reference.decode(texts[0], 32)

@@ -19,7 +19,6 @@ from specdec_core.training.heads.examples import (
     split_prompts,
 )
 from tests.specdec_core.recordings.recorded import recorded
-from tests.specdec_core.training.heads.rows import rows_after
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
 NEW_TOKENS = 12
@@ -40,20 +39,6 @@ def states(pair, tokens):
     """What the draft's output layer reads at every token."""
     with torch.no_grad():
         return pair.drafts["draft"].model(torch.tensor([tokens])).last_hidden_state[0]
-
-
-def test_the_row_after_a_candidate_holds_the_state_of_the_candidate(recording, tiny_pair):
-    trace = recording.trace("draft")
-    candidates, after = rows_after(trace, "draft")
-    agrees = trace.draft_token[candidates] == trace.target_token[candidates]
-    assert agrees.any()
-    assert not agrees.all()
-    for row, at in list(zip(candidates, after, strict=True))[::7]:
-        number, position = int(trace.prompt[row]), int(trace.position[row])
-        output = recording.prompts.outputs[number].tolist()
-        fed = [*PROMPTS[number], *output[:position], int(trace.draft_token[row])]
-        expected = states(tiny_pair, fed)[-1].numpy()
-        np.testing.assert_allclose(trace.hidden[at], expected, atol=1e-4)
 
 
 def test_decision_models_read_what_the_candidate_was_drawn_from(recording, tiny_pair):
