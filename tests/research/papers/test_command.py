@@ -153,7 +153,6 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
         "## By λ",
         "| chain |",
         "**",
-        "mixture: against the best arm",
     ):
         assert shown in page
     assert "<svg" in (folder / "papers.html").read_text()
