@@ -31,8 +31,8 @@ def as_served(
     observer: Observer,
 ) -> Simulated:
     """`simulated` at the speeds of the server while it serves, by its `first` runs. `modes` are
-    the modes of the simulated configurations by their ids; their names are those of the rows. A
-    family without a run takes longer by what autoregressive decoding does."""
+    the modes of the simulated configurations, by the configurations' ids; the rows have the modes'
+    names. A family without a run takes longer by what autoregressive decoding does."""
     longer = {"round_overhead": profile.round_overhead + ADDED}
     candidates = [each for each in simulated.known.values() if each.id != simulated.baseline.id]
     slowed = Simulated(

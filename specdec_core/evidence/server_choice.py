@@ -173,10 +173,12 @@ def defaults(modes: Sequence[Mode]) -> list[Mode]:
 
 
 def joined(modes: Sequence[Mode], more: Iterable[Mode]) -> list[Mode]:
-    """`modes`, and the modes of `more` that have other settings."""
+    """`modes`, and the modes of `more` with other settings or another configuration in the
+    plug-in."""
     both = list(modes)
     for mode in more:
-        if mode.plug_in or all(mode.settings != each.settings for each in modes):
+        way = mode.settings, mode.plug_in
+        if all(way != (each.settings, each.plug_in) for each in both):
             both.append(mode)
     return both
 

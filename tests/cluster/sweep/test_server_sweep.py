@@ -5,11 +5,13 @@ import os
 import sys
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from cluster.load_comparison import Contestant
 from cluster.sweep import server as server_sweep
 from cluster.sweep.server import run_server_sweep, shown_command
+from dashboards.reports.server_sweep import report
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
@@ -130,6 +132,42 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
     with pytest.raises(UserError, match="recorded from other weights of target"):
         sweep(fresh=True)
     assert [each.name for each in (home / "sweeps").iterdir()] == ["mine"]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, times, tmp_path):
+    live = plan.live.model_copy(update={"repeats": 2})
+    twice = plan.model_copy(update={"live": live})
+    result, folder, _ = run_server_sweep(twice, OwnServer(), tmp_path, "", "mine", times=times)
+    names = [row.name for row in result.race.rows]
+    assert result.first is not None
+    assert len(names) == len(set(names)) >= len(result.first.rows)
+    for race in (result.first, result.race):
+        [load] = race.loads
+        assert [len(row.of(load)) for row in race.rows] == [1] * len(race.rows)
+    table = pd.read_csv(folder.path / "simulated.csv")
+    assert (table["tokens_per_second"] != table["simulated_tokens_per_second"]).all()
+    expected = {value for by_load in result.expected.values() for value in by_load.values()}
+    assert expected <= set(table["tokens_per_second"])
+    raced = report(result).frames["requests"]
+    assert set(raced["race"]) == {"first runs", "all modes"}
+
+
+def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny_pair):
+    """With 12 prompts, of which 6 are recorded: loads of one and of two clients."""
+
+    def raced(requests):
+        workload = plan.workload.model_validate({"clients": [1, 2]})
+        live = plan.live.model_copy(update={"requests": requests})
+        asked = plan.model_copy(update={"workload": workload, "live": live})
+        race = server_sweep.race_plan(asked, OwnServer())
+        race, prompts, others = server_sweep._raced(asked, race, 6, tiny_pair.tokenizer)
+        assert len(prompts) == race.needed
+        return race.one_server, race.slots, others
+
+    assert raced(2) == (True, 2, True)  # 2 to warm up, and 2 for each load
+    assert raced(4) == (False, None, True)  # for each load 2 and 4
+    assert raced(5) == (True, 2, False)  # of all 12
 
 
 def test_a_mode_that_ends_in_the_race_has_a_row_that_says_so(plan, times, tmp_path, in_process):

@@ -52,6 +52,8 @@ def test_configurations_become_modes_once_and_the_rest_is_named():
     assert all(mode.with_ours and mode.configuration for mode in found.modes.values())
     modes = list(found.modes.values())
     assert joined(modes[:1], modes) == modes
+    plugged = [SERVER.plug_in_mode(small(tokens), f"K={tokens}") for tokens in (2, 3, 2)]
+    assert joined(modes, plugged) == [*modes, *plugged[:2]]
 
 
 def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):
