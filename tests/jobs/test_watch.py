@@ -48,9 +48,8 @@ def prometheus(tiny_pair, tmp_path_factory):
 
 
 def found(address, query):
-    answer = http.get(f"{address}/api/v1/query", params={"query": query}).json()
-    assert answer["status"] == "success", answer
-    return answer["data"]["result"]
+    answer = http.get(f"{address}/api/v1/query", params={"query": query})
+    return answer.raise_for_status().json()["data"]["result"]
 
 
 def wait_for(address, query):
@@ -59,7 +58,7 @@ def wait_for(address, query):
         try:
             if found(address, query):
                 return
-        except httpx.HTTPError:  # it starts
+        except httpx.HTTPError:  # it starts, or answers 503 until its store is ready
             pass
         assert monotonic() < end, query
         sleep(0.2)
