@@ -138,7 +138,7 @@ class _Counting:
         trial = tune.with_parameters(self.trial, task=self.task)
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
-            needs_room(self.record.folder.path, others=True),
+            needs_room(self.record.folder.path, any_file=True),
         ):
             tune.Tuner(
                 tune.with_resources(trial, needs or NOTHING),

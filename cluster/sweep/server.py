@@ -234,8 +234,8 @@ class _ServerSweep:
         return mode_server(self.server, self.pair, mode, self.cores, scratch, needed, logs)
 
     def express(self, configurations: Sequence[Configuration]) -> Expressed:
-        """The server's modes for the configurations. Warns of configurations without a mode, which
-        also are those whose draft the server cannot read. Raises :class:`UserError` where no
+        """The server's modes for the configurations. Warns of configurations without a mode and of
+        configurations whose draft the server cannot read. Raises :class:`UserError` where no
         configuration has one."""
         title, models = self.server.title, models_in(self.server, self.pair)
         found = express(self.server, models, configurations)

@@ -28,21 +28,21 @@ class NoRoom(UserError, OSError):
 
 
 @contextmanager
-def needs_room(what: object, others: bool = False) -> Iterator[None]:
+def needs_room(what: object, any_file: bool = False) -> Iterator[None]:
     """Raise :class:`NoRoom` where the disk is too full for `what`, even if a library has wrapped
-    the error. With `others` the error names the block's file that has no room."""
+    the error. With `any_file` the error names the file that has no room, whichever it is."""
     try:
         yield
     except NoRoom:
         raise
     except Exception as error:
-        full = no_room(error, what, others)
+        full = no_room(error, what, any_file)
         if full is None:
             raise
         raise full from error
 
 
-def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom | None:
+def no_room(error: BaseException, what: object, any_file: bool = False) -> NoRoom | None:
     """The error for a disk that was too full for `what`, if `error` comes from one."""
     cause: BaseException | None = error
     while cause is not None:
@@ -51,7 +51,7 @@ def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom 
         number = cause.errno if isinstance(cause, OSError) else None
         if number in _FULL or _SQLITE_FULL in str(cause):
             reason = os.strerror(number or errno.ENOSPC).lower()
-            file = cause.filename if others and isinstance(cause, OSError) else None
+            file = cause.filename if any_file and isinstance(cause, OSError) else None
             return NoRoom(
                 f"{file or what}: cannot be written, {reason}; make room and give the same command,"
                 " which goes on from what is finished"

@@ -220,7 +220,7 @@ class SlotCache(Cache):
 
     @property
     def held_numbers(self) -> list[int]:
-        """The numbers of these layers in the model."""
+        """The numbers, in the model, of the layers that this process runs."""
         held = self.held()
         return [number for number, layer in enumerate(self.layers) if layer in held]
 
