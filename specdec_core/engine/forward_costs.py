@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -26,7 +25,8 @@ from specdec_core.models.runner import ModelRunner, time_forward
 
 log = logging.getLogger(__name__)
 
-_REPEATS = 7  # the first ones warm up
+_FORMAT = 2  # of what is kept
+_REPEATS = 15  # other programs make a forward slower, never faster: the fastest counts
 
 
 class MeasuredForward(NamedTuple):
@@ -82,7 +82,7 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> M
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
     runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
     run_by = type(target).__name__  # a target may be split among processes
-    facts = json.dumps([weights, runner, run_by, machine()], sort_keys=True)
+    facts = json.dumps([_FORMAT, weights, runner, run_by, machine()], sort_keys=True)
     kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +107,6 @@ def _measured(
     for _ in range(_REPEATS):
         times = target(1), target(1 + CANDIDATES), time_forward(own, 1)
         seconds.append(times)
-    alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
+    alone, more, of_draft = map(min, zip(*seconds, strict=True))
     place = max(more - alone, 0.0) / CANDIDATES
     return MeasuredForward(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
