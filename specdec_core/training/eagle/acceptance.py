@@ -23,7 +23,7 @@ from specdec_core.config import Value
 from specdec_core.models.eagle import EagleHead
 from specdec_core.training.eagle.unrolled import UnrolledStep
 from specdec_core.training.recorded.features import TextBatch
-from specdec_core.training.recorded.loss import ROWS, probabilities
+from specdec_core.training.recorded.loss import parts, probabilities
 
 
 class Acceptance(Value):
@@ -106,21 +106,21 @@ class AcceptanceCounts:
         """Count the steps of all chains of a batch; `output` are the target's output layer's rows
         of the draft vocabulary."""
         kinds = torch.stack([batch.temperatures == 0, batch.temperatures == 1])
-        alive = torch.ones(batch.last.shape[:2])
-        survival = torch.zeros(*alive.shape, self.alive.shape[1])
+        alive = batch.normaliser.new_ones(batch.last.shape[:2])
+        survival = alive.new_zeros(*alive.shape, self.alive.shape[1])
         for number, step in enumerate(steps):
             accepted, follows = _judge(head, batch, step, output)
             before = alive[step.texts, step.starts]
             for kind, texts in enumerate(kinds):
                 chosen = texts[step.texts]
-                self.alive[kind, number] += before[chosen].sum()
-                self.accepted[kind, number] += (before * accepted)[chosen].sum()
+                self.alive[kind, number] += before[chosen].sum().cpu()
+                self.accepted[kind, number] += (before * accepted)[chosen].sum().cpu()
             alive[step.texts, step.starts] = before * follows
             survival[step.texts, step.starts, number] = before * follows
         taken = rounds(survival.double(), batch.lengths)
         for kind, texts in enumerate(kinds):
-            self.tokens[kind] += batch.lengths[texts].sum()
-            self.rounds[kind] += taken[texts].sum()
+            self.tokens[kind] += batch.lengths[texts].sum().cpu()
+            self.rounds[kind] += taken[texts].sum().cpu()
 
     def result(self) -> Acceptance:
         """By position, of the texts so far."""
@@ -140,14 +140,13 @@ def _judge(
 ) -> tuple[Tensor, Tensor]:
     """The probability that the candidate after each row is accepted, and that the text's own token
     is, (rows,) each."""
-    accepted, follows = torch.empty(2, len(step.texts))
-    numbers = torch.full((head.settings.vocab_size,), -1)
-    numbers[head.proposable] = torch.arange(len(head.proposable))
+    accepted, follows = batch.normaliser.new_empty(2, len(step.texts))
+    numbers = head.proposable.new_full((head.settings.vocab_size,), -1)
+    numbers[head.proposable] = torch.arange(len(head.proposable), device=numbers.device)
     places = batch.prompts[step.texts] + step.positions + 1
     following = numbers[batch.tokens[step.texts, places]]
     greedy = batch.temperatures[step.texts] == 0
-    for first in range(0, len(step.texts), ROWS):
-        rows = slice(first, first + ROWS)
+    for rows in parts(len(step.texts), output.device):
         where = step.texts[rows], step.positions[rows]
         q = head.logits(step.states[rows]).float().softmax(-1)
         p = probabilities(batch.last[where], batch.normaliser[where], output).float()

@@ -44,7 +44,8 @@ def unroll(head: EagleHead, batch: TextBatch, steps: int, share: float = 1.0) ->
     the loss over all chains with weight share^k at step k, and costs as much less.
     """
     layer = _UnrolledLayer(head, batch)
-    chains = torch.arange(batch.chains).expand(len(batch.tokens), -1)
+    device = batch.tokens.device
+    chains = torch.arange(batch.chains, device=device).expand(len(batch.tokens), -1)
     going = chains < batch.lengths[:, None]
     state = layer.fused_before(chains)
     keys: list[Tensor] = []
@@ -54,7 +55,7 @@ def unroll(head: EagleHead, batch: TextBatch, steps: int, share: float = 1.0) ->
         if step:
             going &= chains + step < batch.lengths[:, None]
             if share < 1:
-                going &= torch.rand(going.shape) < share
+                going &= torch.rand(going.shape, device=device) < share
             kept = _first(going)
             going, chains, state = going.gather(1, kept), chains.gather(1, kept), _at(state, kept)
             keys, values = ([_at(own, kept) for own in both] for both in (keys, values))
@@ -78,7 +79,7 @@ class _UnrolledLayer:
         self.attention: Any = self.layer.self_attn
         self.fused = head.fused(batch.features)
         tokens = batch.tokens[:, 1:]
-        places = torch.arange(1, tokens.shape[1] + 1).expand_as(tokens)
+        places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand_as(tokens)
         both, _ = self._read(tokens, self.fused)
         self.keys, self.values = self._keys_and_values(both, places)
 
@@ -141,7 +142,7 @@ class _UnrolledLayer:
         query = query * self.attention.scaling
         flat = query.reshape(b, groups, -1, size)
         scores = (flat @ self.keys.permute(0, 2, 3, 1)).view(*query.shape[:-1], shared)
-        behind = torch.arange(shared) > reach[..., None]
+        behind = torch.arange(shared, device=reach.device) > reach[..., None]
         scores = scores.masked_fill(behind[:, None, None], -torch.inf)
         own = [(query * _by_head(key)).sum(-1, keepdim=True) for key in keys]
         weights = torch.cat([scores, *own], dim=-1).softmax(-1).to(query.dtype)

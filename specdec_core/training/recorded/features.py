@@ -143,7 +143,7 @@ def record_features(
     observer: Observer | None = None,
 ) -> None:
     """Record the features of the answers that are not in `folder` yet; `observer` follows the
-    shards. The pair's target is on the CPU, its weights not packed.
+    shards. The weights of the pair's target are not packed.
 
     Raises:
         UserError: see :func:`check_folder`; or the target's output layer is more than a matrix.
@@ -206,14 +206,14 @@ def _tables(target: PreTrainedModel) -> dict[str, Tensor]:
     embed: Any = target.get_input_embeddings()
     output: Any = target.get_output_embeddings()
     tables = {
-        "embed_tokens": embed(torch.arange(embed.num_embeddings)),
+        "embed_tokens": embed(torch.arange(embed.num_embeddings, device=target.device)),
         "output": output.weight,
     }
     if (norm := getattr(target.base_model, "norm", None)) is not None:
         tables["norm"] = norm.weight
     last = decoder_layers(target)[-1]
     tables |= {f"layer.{name}": weight for name, weight in last.state_dict().items()}
-    return {name: table.detach().to(_TYPE).clone() for name, table in tables.items()}
+    return {name: table.detach().to("cpu", _TYPE, copy=True) for name, table in tables.items()}
 
 
 class _Reader:
@@ -233,10 +233,11 @@ class _Reader:
         last: dict[int, Tensor] = {}
         for first in range(0, len(order), _TEXTS):
             numbers = order[first : first + _TEXTS]
-            tokens = _padded([torch.tensor(texts[number]) for number in numbers])
+            padded = _padded([torch.tensor(texts[number]) for number in numbers])
+            tokens = padded.to(self.target.device)
             # Padding on the right is behind all that is read, and needs no mask.
             self.target.base_model(input_ids=tokens, use_cache=False)
-            read = self.inputs.take().to(_TYPE)
+            read = self.inputs.take().to("cpu", _TYPE)
             split = self.count * read.shape[-1] // (self.count + 1)
             for number, row in zip(numbers, read, strict=True):
                 whole, prompt = len(texts[number]) - 1, len(answers[number].prompt)
@@ -257,14 +258,17 @@ class _Reader:
         }
 
     def _summarise(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        logits = (self.output(rows.to(self.target.dtype)).float() for rows in last.split(_CHUNK))
-        parts = [(some.logsumexp(-1), some.argmax(-1)) for some in logits]
-        normaliser, best = zip(*parts, strict=True)
+        target = self.target
+        given = (rows.to(target.device, target.dtype) for rows in last.split(_CHUNK))
+        logits = (self.output(rows).float() for rows in given)
+        found = [(some.logsumexp(-1).cpu(), some.argmax(-1).cpu()) for some in logits]
+        normaliser, best = zip(*found, strict=True)
         return torch.cat(normaliser), torch.cat(best)
 
     def _check(self) -> None:
         """Raises :class:`UserError` unless logits are the product with the output's matrix."""
-        logits = self.target(input_ids=torch.tensor([[0, 1]]), use_cache=False).logits
+        tokens = torch.tensor([[0, 1]], device=self.target.device)
+        logits = self.target(input_ids=tokens, use_cache=False).logits
         read = self.inputs.take()
         product = read[..., -self.output.weight.shape[1] :] @ self.output.weight.T
         if not torch.allclose(product.float(), logits.float(), rtol=0.05, atol=0.5):
@@ -326,7 +330,12 @@ class TextBatch:
     @property
     def answered(self) -> Tensor:
         """Which of (b, longest) are tokens of an answer and no padding."""
-        return torch.arange(self.chains) < self.lengths[:, None]
+        numbers = torch.arange(self.chains, device=self.lengths.device)
+        return numbers < self.lengths[:, None]
+
+    def to(self, device: torch.device) -> TextBatch:
+        """The same on a device."""
+        return TextBatch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
 
 
 class RecordedTexts:

@@ -16,7 +16,7 @@ from specdec_core.training.recorded.features import (
     missing_bytes,
     record_features,
 )
-from specdec_core.training.recorded.loss import working_type
+from specdec_core.training.recorded.loss import working_device, working_type
 
 
 def gather_features(
@@ -41,8 +41,11 @@ def gather_features(
     if room := missing_bytes(answers, folder, len(layers), config.hidden_size):
         say(f"features will take {room / 1e9:.2f} GB in {folder}")
         # A forward of many tokens is quickest with weights as they are.
-        narrow = str(working_type()).removeprefix("torch.")
-        runner = RunnerSettings(device="cpu", threads=threads, pack=False, target_dtype=narrow)
+        device = working_device()
+        narrow = str(working_type(device)).removeprefix("torch.")
+        runner = RunnerSettings(
+            device=device.type, threads=threads, pack=False, target_dtype=narrow
+        )
         pair = load_pair(PairSpec(target=answers.target, drafts={}, runner=runner))
         record_features(pair, layers, answers, folder, observer)
     return folder

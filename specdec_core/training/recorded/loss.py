@@ -6,19 +6,33 @@ target would rather write what the draft cannot propose, a position counts that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Rows of logits at a time: what is done to them stays in the processor's cache.
-ROWS = 64
+
+def working_device() -> torch.device:
+    """Where trainings on recorded answers run: a GPU where torch sees one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def working_type() -> torch.dtype:
-    """The data type of products that need not be exact: bfloat16 where the processor multiplies it,
+def working_type(device: torch.device) -> torch.dtype:
+    """The data type of products that need not be exact: bfloat16 where the device multiplies it,
     which is about twice as fast as float32."""
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    if device.type == "cuda":
+        narrow = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        narrow = torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if narrow else torch.float32
+
+
+def parts(count: int, device: torch.device) -> Iterator[slice]:
+    """`count` rows of logits, some at a time: on a CPU so few that what is done to them stays in
+    the processor's cache."""
+    size = 64 if device.type == "cpu" else 8192
+    return (slice(first, first + size) for first in range(0, count, size))
 
 
 def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
@@ -30,8 +44,7 @@ def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
         output: its output layer's rows of the draft vocabulary (draft vocabulary, width).
     """
     found = output.new_empty(len(last), len(output))
-    for first in range(0, len(last), ROWS):
-        rows = slice(first, first + ROWS)
+    for rows in parts(len(last), last.device):
         logits = (last[rows].to(output.dtype) @ output.T).float()
         found[rows] = logits.sub_(normaliser[rows, None]).exp_()
     return found
@@ -59,8 +72,7 @@ class _CrossEntropy(torch.autograd.Function):
         narrow, matrix = states.to(target.dtype), weight.to(target.dtype)
         gradients = target.new_empty(len(states), len(weight))
         loss = states.new_zeros((), dtype=torch.float32)
-        for first in range(0, len(states), ROWS):
-            rows = slice(first, first + ROWS)
+        for rows in parts(len(states), states.device):
             log_q = (narrow[rows] @ matrix.T).float().log_softmax(-1)
             p = target[places[rows]].float()
             loss -= torch.dot(p.view(-1), log_q.view(-1))

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.training.recorded.features import RecordedTexts, TextBatch, read_tables
 from specdec_core.training.recorded.finished import TrainingCard, training_digest
-from specdec_core.training.recorded.loss import working_type
+from specdec_core.training.recorded.loss import working_device, working_type
 from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 from specdec_core.training.recorded.vocabulary import count_tokens, coverage, draft_vocabulary
 from specdec_core.training.trainer import Loop, LoopReport, ModelTrainer, planned
@@ -42,6 +42,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         judged_at: the temperatures of the answers that evaluations are of; unset, all.
         coverage: the draft vocabulary's share of the tokens of the held-out answers.
         output: the target's output layer's rows of the draft vocabulary.
+        device: where the model is trained.
         type: of products; parameters are float32.
         curve: the evaluations.
         tokens: of answers trained on.
@@ -66,9 +67,11 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         counts = count_tokens(texts.answers(self.trained_on), size)
         tokens = draft_vocabulary(counts, settings.draft_vocab_size, texts.card.eos_token_ids)
         self.coverage = coverage(count_tokens(texts.answers(held_out), size), tokens)
-        self.model = self._start(target_config(texts.card.config), tables, tokens)
-        self.type = working_type()
-        self.output = tables["output"][tokens].to(self.type)
+        self.device = working_device()
+        self.type = working_type(self.device)
+        model = self._start(target_config(texts.card.config), tables, tokens)
+        self.model = model.to(self.device)
+        self.output = tables["output"][tokens].to(self.device, self.type)
         self.curve: list[E] = []
         self.tokens, self.seconds = 0, 0.0
 
@@ -133,14 +136,14 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             max_grad_norm=settings.clip,
             num_train_epochs=_ENDLESS if settings.minutes else settings.epochs,
             seed=settings.seed,
-            use_cpu=True,
+            use_cpu=self.device.type == "cpu",
             bf16=self.type == torch.bfloat16,
         )
 
     @torch.no_grad()
     def evaluate(self) -> E:
         """:meth:`judge` on the held-out answers."""
-        with torch.autocast("cpu", self.type, enabled=self.type != torch.float32):
+        with torch.autocast(self.device.type, self.type, enabled=self.type != torch.float32):
             return self.judge(self._batches(self.held_out))
 
     def _judged(self) -> tuple[float, dict[str, Any]]:
@@ -149,7 +152,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
 
     def _batches(self, numbers: Sequence[int]) -> _TextBatches:
         most = self.settings.batch_tokens
-        return _TextBatches(self.texts, numbers, most, self.reads_features)
+        return _TextBatches(self.texts, numbers, most, self.reads_features, self.device)
 
     def _evaluation(self, entry: Mapping[str, Any]) -> E:
         at = {"share": entry["share"], "tokens": entry["count"], "loss": entry["loss"]}
@@ -168,9 +171,14 @@ class _TextBatches:
     """Recorded texts in batches of at most `most` tokens of answers."""
 
     def __init__(
-        self, texts: RecordedTexts, numbers: Sequence[int], most: int, features: bool
+        self,
+        texts: RecordedTexts,
+        numbers: Sequence[int],
+        most: int,
+        features: bool,
+        device: torch.device,
     ) -> None:
-        self.texts, self.features = texts, features
+        self.texts, self.features, self.device = texts, features, device
         lengths = [texts.texts[number].length for number in numbers]
         self.plan = [[numbers[n] for n in batch] for batch in planned(lengths, most)]
 
@@ -178,11 +186,12 @@ class _TextBatches:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[TextBatch]:
-        return (self.texts.batch(numbers, self.features) for numbers in self.plan)
+        batches = (self.texts.batch(numbers, self.features) for numbers in self.plan)
+        return (batch.to(self.device) for batch in batches)
 
     def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
         [number] = numbers
-        batch = self.texts.batch(self.plan[number], self.features)
+        batch = self.texts.batch(self.plan[number], self.features).to(self.device)
         return {**vars(batch), "count": int(batch.lengths.sum())}
 
 

@@ -14,7 +14,7 @@ from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 from specdec_core.training.recorded.features import TextBatch
 from specdec_core.training.recorded.finished import CARD, TrainingCard
-from specdec_core.training.recorded.loss import ROWS, cross_entropy, probabilities
+from specdec_core.training.recorded.loss import cross_entropy, parts, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import ProjectedEmbedding, copied_draft, start_draft
@@ -49,7 +49,7 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
         answered = batch.answered
         target = probabilities(batch.last[answered], batch.normaliser[answered], self.output)
         weight = self.model.lm_head.linear.weight
-        states, places = self._states(batch), torch.arange(len(target))
+        states, places = self._states(batch), torch.arange(len(target), device=target.device)
         return cross_entropy(states, weight, target, places) / len(target)
 
     def judge(self, batches: Iterable[TextBatch]) -> DraftEvaluation:
@@ -59,8 +59,7 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
             states, best = self._states(batch), batch.best[answered]
             last, normaliser = batch.last[answered], batch.normaliser[answered]
             count += len(states)
-            for first in range(0, len(states), ROWS):
-                rows = slice(first, first + ROWS)
+            for rows in parts(len(states), states.device):
                 q = self.model.lm_head.linear(states[rows]).float().softmax(-1)
                 p = probabilities(last[rows], normaliser[rows], self.output).float()
                 tokens = self.model.lm_head.tokens[q.argmax(-1)]
@@ -72,7 +71,8 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
         """What the output layer reads after each token of the answers, (tokens, width)."""
         # Padding on the right is behind all that is read, and needs no mask.
         states = self.model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
-        places = batch.prompts[:, None] + torch.arange(batch.chains)
+        numbers = torch.arange(batch.chains, device=batch.prompts.device)
+        places = batch.prompts[:, None] + numbers
         texts, numbers = batch.answered.nonzero(as_tuple=True)
         read: Tensor = states[texts, places[texts, numbers]]
         return read
