@@ -51,7 +51,8 @@ docs: $(VENV)/.dev
 # What a GPU may do differently: families, losslessness, captured graphs, one benchmark, and forwards of
 # a large model's shape against the memory's bandwidth. Models run on the GPU where torch sees one.
 # GPU_PYTHON names a Python that has all it needs; unset, the virtual environment is made.
-GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens tests/specdec_core/training
+GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens \
+	tests/specdec_core/training tests/cluster/sharded_target/test_gpus.py
 ON_GPU := $(or $(GPU_PYTHON),$(BIN)/python)
 
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)

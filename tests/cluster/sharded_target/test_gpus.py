@@ -1,0 +1,31 @@
+"""A target over the GPUs of this machine: a rank on each, which exchange over NCCL."""
+
+import pytest
+import torch
+
+from cluster.placement import Placement
+from cluster.sharded_target.sharded_pair import sharded_pair
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import load_pair
+from tests.configurations import CHAIN
+
+REQUESTS = [Request(str(n), tuple(range(7, 12 + n)), 24, seed=n) for n in range(3)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("split", ["heads", "layers"])
+def test_a_target_over_gpus_decodes_as_on_one(split, compiled, tiny_spec, ray_running):
+    runner = tiny_spec.runner.model_copy(update={"compile": compiled})
+    spec = tiny_spec.model_copy(update={"runner": runner})
+    target = {"devices": min(torch.cuda.device_count(), 2), "split": split}
+    placement = Placement.model_validate(
+        {"device": "gpu", "draft": {"devices": 0}, "target": target}
+    )
+    with sharded_pair(spec, placement) as sharded:
+        assert {facts.device for facts in sharded.group.facts} == {"cuda:0"}  # its only one
+        tokens = [
+            [generation.tokens for generation in Engine(pair, CHAIN, slots=2).generate(REQUESTS)]
+            for pair in (load_pair(spec), sharded)
+        ]
+    assert tokens[0] == tokens[1]
