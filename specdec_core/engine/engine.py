@@ -27,7 +27,7 @@ from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
-from specdec_core.drafting.pearl.link import Link, no_link
+from specdec_core.drafting.pearl.link import no_link
 from specdec_core.drafting.states import DrafterMemory
 from specdec_core.drafting.target_started.drafter import TargetStarted
 from specdec_core.engine.active_request import ActiveRequest, Addition
@@ -66,11 +66,11 @@ class EngineStatus:
 class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
-    Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
-    an asynchronous draft, by default to the pair's; it is called once, when first needed. The
-    scheduler keeps to `limits`, by default to the number of `slots` only. `max_length` is the most
-    tokens of a request, prompt and output, that the pair and the whole cache hold. Raises
-    :class:`UserError` where the cache has no room for any request.
+    Models and caches survive a change of configuration (:meth:`configure`). The pair's link to an
+    asynchronous draft is opened once, when first needed. The scheduler keeps to `limits`, by
+    default to the number of `slots` only. `max_length` is the most tokens of a request, prompt and
+    output, that the pair and the whole cache hold. Raises :class:`UserError` where the cache has no
+    room for any request.
     """
 
     elsewhere = False  # whether it runs in another process
@@ -80,13 +80,12 @@ class Engine:
         pair: Pair,
         configuration: Configuration = AUTOREGRESSIVE,
         slots: int = 1,
-        open_link: Callable[[], Link] | None = None,
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits(slots)
         slots, limits = limits.slots, limits.verifying(configuration.candidates)
         self.pair, self.slots = pair, slots
-        self._link = cache(open_link or pair.open_link or no_link)
+        self._link = cache(pair.open_link or no_link)
         self.max_length = _length(pair, limits)
         self.target = pair.open_runner(None, slots, cache_tokens=limits.cache_tokens)
         self.drafts = DraftRunners(pair, slots, self.target, pair.max_length, limits.cache_tokens)

@@ -42,6 +42,7 @@ from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster import fake_gpus
 from tests.commands import QUICK, ROOT, prompts_file
 from tests.configurations import PEARL, drafting
+from tests.specdec_core.drafting.pearl.in_turns import linked
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
         link = draft.wait()
         request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), 240)
         [expected] = Engine(tiny_pair).generate([request])
-        engine = Engine(tiny_pair, PEARL, open_link=lambda: link)
+        engine = Engine(linked(tiny_pair, link), PEARL)
         engine.add(request)
         killed, finished = False, None
         assert engine.drafter.prepare(60)

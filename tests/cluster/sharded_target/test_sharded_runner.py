@@ -27,6 +27,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.configurations import LOSSY, PEARL
+from tests.specdec_core.drafting.pearl.in_turns import linked
 
 NEW_TOKENS = 24
 PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (4, 9, 21)]
@@ -142,7 +143,7 @@ def test_a_draft_beside_it_changes_no_token(both):
     draft.start()
     try:
         assert link.wait(30)
-        engine = Engine(both.sharded, PEARL, slots=2, open_link=lambda: link)
+        engine = Engine(linked(both.sharded, link), PEARL, slots=2)
         origins: set[TokenOrigin] = set()
         while TokenOrigin.DRAFT not in origins:  # it needs a moment to get ready
             found = engine.generate(requests)

@@ -13,7 +13,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.cache import PooledCache
 from specdec_core.models.pair import load_pair
 from specdec_core.tokens.sampling import draw, draw_siblings, warp
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter, policy
 
@@ -161,7 +161,7 @@ def test_a_broken_draft_costs_candidates_alone(drafted, kind, sampling):
     changes = {"target_tree": {"branching": [1, 2]}, "target_fork": {"width": 1}}.get(kind, {})
     link = InTurns(drafted, 0)
     configuration = Configuration(drafter=drafter(kind, **changes))
-    engine = Engine(drafted, configuration, 2, open_link=lambda: link)
+    engine = Engine(linked(drafted, link), configuration, 2)
     found = [g.tokens for g in engine.generate(requests)]
     if sampling.greedy:
         assert found == [g.tokens for g in Engine(drafted).generate(requests)]

@@ -19,7 +19,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.active_request import ActiveRequest
 from specdec_core.tokens.grammar import Grammar, Matcher
 from specdec_core.tokens.token_tree import TokenOrigin
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
 from tests.specdec_core.kinds import configured
 
@@ -84,7 +84,7 @@ def test_greedy_output_is_that_of_masked_decoding(tiny_pair, expected, drafter):
 def test_an_asynchronous_draft_follows_the_grammar(tiny_pair, expected):
     link = InTurns(tiny_pair, seed=1)
     configuration = under(None, Sampling()).model_copy(update={"drafter": PearlSettings()})
-    engine = Engine(tiny_pair, configuration, 2, open_link=lambda: link)
+    engine = Engine(linked(tiny_pair, link), configuration, 2)
     generations = engine.generate(requests()[:4])
     assert [g.tokens for g in generations] == expected[:4]
     assert sum(r.accepted for g in generations for r in g.rounds) > 3

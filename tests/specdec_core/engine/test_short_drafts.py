@@ -12,7 +12,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models import pair as pairs
 from specdec_core.models.pair import Pair, check_pair
 from tests.conftest import tiny_llama, tiny_tokenizer
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter
 from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair, short_spec
@@ -73,7 +73,7 @@ def test_a_head_drafts_as_far_as_it_has_positions(pair, expected, kind):
 def test_an_asynchronous_draft_drafts_as_far_as_it_reads(pair, expected):
     configuration = config.Configuration(drafter=PearlSettings(window=4, wait=2))
     link = InTurns(pair, 0)
-    engine = Engine(pair, configuration, 3, open_link=lambda: link)
+    engine = Engine(linked(pair, link), configuration, 3)
     assert_drafts_as_far_as_it_reads(engine.generate(requests()), expected)
 
 

@@ -14,7 +14,7 @@ from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.text_warper import TextWarper
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -113,7 +113,7 @@ def test_greedy_output_is_what_transformers_generates(tiny_pair, expected, draft
 def test_an_asynchronous_draft_is_warped_too(tiny_pair, expected):
     link = InTurns(tiny_pair, seed=1, dies=0.01)
     configuration = configured({"kind": "pearl"}, EDITED["all"])
-    engine = Engine(tiny_pair, configuration, 2, open_link=lambda: link)
+    engine = Engine(linked(tiny_pair, link), configuration, 2)
     generations = engine.generate(requests())
     assert [g.tokens for g in generations] == expected["all"]
     assert sum(r.accepted for g in generations for r in g.rounds) > 10

@@ -1,7 +1,6 @@
 """Replays have the rounds that decoding takes, with drafters and drafts of every kind."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from specdec_core.engine import Engine
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import NOTHING
 from tests.conftest import save_random_head
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.kinds import chain, configured, drafter, policy
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.models.reduced_draft.drafts import copied_pair, narrowed_pair
@@ -99,9 +98,7 @@ def test_its_rounds_are_replayed_as_they_are_decoded(reduced_pair, requests, tmp
 def test_pearl_writes_the_targets_own_tokens(reduced_pair, requests):
     pearl = configured({"kind": "pearl", "drafter": chain(max_tokens=4)})
     expected = Engine(reduced_pair).generate(requests)
-    found = Engine(reduced_pair, pearl, 3, open_link=partial(InTurns, reduced_pair, 0)).generate(
-        requests
-    )
+    found = Engine(linked(reduced_pair, InTurns(reduced_pair, 0)), pearl, 3).generate(requests)
     assert [g.tokens for g in found] == [g.tokens for g in expected]
     assert sum(r.accepted for g in found for r in g.rounds) > 20
 

@@ -2,7 +2,6 @@
 drafts die."""
 
 import itertools
-from functools import partial
 
 import pytest
 
@@ -16,7 +15,7 @@ from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import RemoteDistribution
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import sequence
 from tests.specdec_core.fits import p_value
 from tests.specdec_core.tokens.test_lossless import counted, joint, toy_pair
@@ -49,10 +48,6 @@ def pearl(**settings):
 
 def cascade(proposer=LOOKUPS[0], **settings):
     return {"kind": "cascade", "proposer": proposer, **settings}
-
-
-def _same(link):
-    return link
 
 
 def requests(pair, count=4, new_tokens=40, **more):
@@ -117,7 +112,7 @@ def test_output_is_the_targets_own(tiny_pair, name):
     )
     expected = Engine(tiny_pair).generate(asked)
     link = InTurns(tiny_pair, 0, dies)
-    found = Engine(tiny_pair, configuration, slots, open_link=partial(_same, link)).generate(asked)
+    found = Engine(linked(tiny_pair, link), configuration, slots).generate(asked)
     assert [(g.tokens, g.text) for g in found] == [(g.tokens, g.text) for g in expected]
     assert link.deaths > 2 or not name.startswith("dying")
     rounds = [r for g in found for r in g.rounds]
@@ -143,7 +138,7 @@ def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(tiny_pair):
     configuration = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
     late = 0
     for seed, temperature in enumerate((0.0, 1.0)):
-        engine = Engine(tiny_pair, configuration, 2, open_link=partial(InTurns, tiny_pair, seed))
+        engine = Engine(linked(tiny_pair, InTurns(tiny_pair, seed)), configuration, 2)
         sampling = Sampling(temperature=temperature)
         found = engine.generate(requests(tiny_pair, sampling=sampling, ignore_eos=True))
         # A request's first round has no candidates; its last is cut by the end of the text.
@@ -217,7 +212,7 @@ def samples(link, sampling, count, whole=None, **settings):
     if whole is not None:
         configuration = Configuration.model_validate({"drafter": whole})
     configuration = configuration.model_copy(update={"sampling": sampling})
-    engine = Engine(link.pair, configuration, slots=48, open_link=partial(_same, link))
+    engine = Engine(linked(link.pair, link), configuration, slots=48)
     return counted(engine, count)
 
 
@@ -283,7 +278,7 @@ def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count)
 
 def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pair):
     drafter = model({"kind": "specdecpp", "head": "nowhere"})
-    engine = Engine(tiny_pair, pearl(drafter=drafter), open_link=partial(InTurns, tiny_pair, 0))
+    engine = Engine(linked(tiny_pair, InTurns(tiny_pair, 0)), pearl(drafter=drafter))
     with pytest.raises(UserError, match="nowhere"):
         engine.drafter.prepare(60)
     expected = Engine(tiny_pair).generate(requests(tiny_pair))
@@ -294,7 +289,7 @@ def test_the_draft_forgets_a_cancelled_request(tiny_pair, monkeypatch):
     policy = {"kind": "fixed", "max_tokens": 6}
     link = InTurns(tiny_pair, 0)
     configuration = pearl(drafter={"kind": "draft_model", "policy": policy})
-    engine = Engine(tiny_pair, configuration, slots=2, open_link=partial(_same, link))
+    engine = Engine(linked(tiny_pair, link), configuration, slots=2)
     for request in requests(tiny_pair, 2):
         engine.add(request)
     engine.step()

@@ -15,6 +15,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import TokenOrigin
+from tests.specdec_core.drafting.pearl.in_turns import linked
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
@@ -57,7 +58,7 @@ def test_output_is_the_targets_though_the_draft_is_killed(tiny_pair, link, sampl
     expected = {
         g.request_id: g.tokens for g in Engine(tiny_pair).generate(requests(tiny_pair, sampling))
     }
-    engine = Engine(tiny_pair, PEARL, slots=2, open_link=lambda: link)
+    engine = Engine(linked(tiny_pair, link), PEARL, slots=2)
     found = {}
     killed_at = alone = 0
     with draft_process(link, tiny_pair) as process:
@@ -88,7 +89,7 @@ def test_output_is_the_targets_though_the_draft_is_killed(tiny_pair, link, sampl
 
 def test_sampled_rejections_fetch_their_distribution(tiny_pair, link):
     sampling = Sampling(temperature=1.0, top_k=20)
-    engine = Engine(tiny_pair, PEARL, slots=2, open_link=lambda: link)
+    engine = Engine(linked(tiny_pair, link), PEARL, slots=2)
     with draft_process(link, tiny_pair):
         wait_until_ready(engine)
         found = engine.generate(requests(tiny_pair, sampling))
