@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from jobs.console import console, point, run
-from jobs.options import Drafts, MaxLength, SweepFile, Target, chosen_pair, given, sizes
-from specdec_core.config import PairSpec
+from jobs.options import (
+    Drafts,
+    MaxLength,
+    Placed,
+    SweepFile,
+    Target,
+    chosen_pair,
+    given,
+    sizes,
+)
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, Placement
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
@@ -40,10 +51,18 @@ def main(
     batches: Annotated[str | None, Option(help="Rows a forward, as 1,4.")] = None,
     max_length: MaxLength = None,
     repeats: Annotated[int | None, Option(min=1, help="Times each forward is measured.")] = None,
+    cluster: Placed = None,
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
     the times, and write the fit as JSON. With another engine, whole steps are timed, which verify
-    the tokens of all rows. `specdec export` ranks by such a profile."""
+    the tokens of all rows. With --cluster the models are on these devices. `specdec export` ranks
+    by such a profile."""
+    elsewhere: str | None = None if engine == "specdec" else engine
+    placement = None if cluster is None else Placement.load(cluster)
+    if cluster is not None:
+        if elsewhere is not None:
+            raise UserError("--cluster has the devices of this library's engine, not of a server")
+        elsewhere = f"on-{cluster.stem}"
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan
@@ -54,21 +73,20 @@ def main(
     lists = {"widths": widths, "contexts": contexts, "batches": batches}
     settings |= {name: sizes(text, f"--{name}") for name, text in given(**lists).items()}
     settings |= given(repeats=repeats)
+    every_draft = [Configuration(drafter=DraftModelSettings(draft=name)) for name in spec.drafts]
 
-    with console.status(f"loading {spec.name}"):
-        # torch and transformers take seconds to import
-        from dashboards.outputs.console import show
-        from dashboards.progress import ConsoleProgress
-        from dashboards.reports.profile import sections
-        from specdec_core.measure.forward_times import workspace_profile
-        from specdec_core.models.pair import load_pair
+    # Ray, torch and transformers take seconds to import.
+    from cluster.placed_engine import loaded_pair
+    from dashboards.outputs.console import show
+    from dashboards.progress import ConsoleProgress
+    from dashboards.reports.profile import sections
+    from specdec_core.measure.forward_times import workspace_profile
 
-        pair = load_pair(spec)
     with ConsoleProgress(console) as progress:
-        profile = _measured(engine, pair, settings, progress)
-    if out is None:
-        out = workspace_profile(pair.spec, server=None if engine == "specdec" else engine)
-    path = profile.save(out)
+        progress.stage(f"loading {spec.name}")
+        with loaded_pair(spec, placement, every_draft) as pair:
+            profile = _measured(engine, pair, settings, progress)
+    path = profile.save(out or workspace_profile(pair.spec, elsewhere=elsewhere))
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:
         console.print(

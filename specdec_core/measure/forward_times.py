@@ -77,18 +77,18 @@ def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
 
 
 def workspace_profile(
-    pair: PairSpec, weights: Mapping[str, str] | None = None, server: str | None = None
+    pair: PairSpec, weights: Mapping[str, str] | None = None, elsewhere: str | None = None
 ) -> Path:
-    """The workspace's file for the times of a pair, in another `server` where that is given: it
-    depends on the models, the runner settings and the kind of machine. `weights` has the models'
-    fingerprints, perhaps with further ones; unset, they are looked up, which raises
-    :class:`UserError` for missing models."""
+    """The workspace's file for the times of a pair. It depends on the models, the runner settings
+    and the kind of machine; times taken `elsewhere`, in a server or on the devices of a placement,
+    have a file of their own. `weights` has the models' fingerprints, perhaps with further ones;
+    unset, they are looked up, which raises :class:`UserError` for missing models."""
     names = (TARGET, *pair.drafts)
     prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
     content = json.dumps([_FORMAT, prints, run, list(machine().values())], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
-    name = pair.name if server is None else f"{pair.name}-{server}"
+    name = pair.name if elsewhere is None else f"{pair.name}-{elsewhere}"
     return workspace() / "profiles" / f"{name}-{digest[:8]}.json"
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from jobs.options import sizes
@@ -6,21 +8,43 @@ from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
 from tests.commands import QUICK, plan_file
 
+PLACEMENTS = Path(__file__).parents[2] / "cluster"
 
-def test_a_pairs_profile_is_shown_and_saved(command, tiny_pair_folders, tmp_path):
+
+@pytest.mark.parametrize("placement", [None, "local-shards-2"])
+def test_a_pairs_profile_is_shown_and_saved(
+    command, ray_running, tiny_pair_folders, tmp_path, placement
+):
     done = command(
         *(main, tmp_path),
         *("--target", str(tiny_pair_folders["target"])),
         *("--draft", f"noisy={tiny_pair_folders['draft']}"),
         *("--widths", "1,2,4", "--contexts", "16,32", "--batches", "1", "--repeats", "2"),
+        *(["--cluster", PLACEMENTS / f"{placement}.yaml"] if placement else []),
     )
     assert done.returncode == 0, done.stderr
     for shown in ("target", "noisy", "÷ target", "R²", "the engine adds", "profiles/"):
         assert shown in done.stdout
     (path,) = tmp_path.glob("profiles/*.json")
+    # What a forward costs on other devices is not taken for what it costs here.
+    assert (f"-on-{placement}-" in path.name) == (placement is not None)
     saved = Profile.load(path)
     assert {m.width for m in saved.target.measurements} == {1, 2, 4}
     assert list(saved.drafts) == ["noisy"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "vllm"}, "--cluster has the devices of this library's engine"),
+        ({"draft": ["bundled:smollm2-eagle"]}, "an EAGLE head reads what the target has computed"),
+    ],
+    ids=["a server", "an EAGLE head"],
+)
+def test_what_is_not_profiled_on_a_placement_is_refused(tiny_pair_folders, changes, message):
+    asked = {"target": str(tiny_pair_folders["target"]), "cluster": PLACEMENTS / "local-2.yaml"}
+    with pytest.raises(UserError, match=message):
+        main(**asked, **changes)
 
 
 def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
