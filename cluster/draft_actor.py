@@ -79,6 +79,12 @@ class PlacedDraft:
         """The draft's process for forwards of its models."""
         return TargetGroup(self._placed, self.spec, self.actor)
 
+    @property
+    def losses(self) -> int:
+        """How often its process was lost so far, as far as is known."""
+        of_forwards = self.group.rebuilt if "group" in vars(self) else 0
+        return of_forwards + self.link.number - self.link.connected
+
     def wait(self) -> SocketLink:
         """The link, once the draft has loaded its models and connected.
 

@@ -22,11 +22,14 @@ from cluster.session import check_nodes, get, ray_session, resources, room, star
 from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
+from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Placement
 from specdec_core.engine.turns import requests_of
+from specdec_core.measure.losses import again_if_lost
 from specdec_core.models.fingerprints import fingerprints, served_fingerprints
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.find import FINISHED, finish
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import (
@@ -213,8 +216,20 @@ class RecordingWorker:
         self.recorder = self.recorder or Recorder(self.pair, header)
 
     def record(self, header: Header, batch: Batch, answers: Answers | None = None) -> Shard:
-        """Record the prompts of a shard, or a server's `answers` to them."""
-        self.ready(header)
+        """Record the prompts of a shard, or a server's `answers` to them; again, where a process of
+        the models is lost meanwhile."""
+
+        def once() -> Shard:
+            self.ready(header)
+            try:
+                return self._record(header, batch, answers)
+            except CacheLost:
+                self.recorder = None  # each of its runners would raise this once
+                raise
+
+        return again_if_lost(once, Observer())
+
+    def _record(self, header: Header, batch: Batch, answers: Answers | None) -> Shard:
         assert self.recorder is not None
         if answers is not None:
             numbered = [(request.seed, request) for request, _ in answers]

@@ -44,6 +44,11 @@ class LazyDraft:
         """The connection to it, once it has loaded its models."""
         return self.started.wait()
 
+    @property
+    def losses(self) -> int:
+        """See :attr:`PlacedDraft.losses`."""
+        return self.started.losses if "started" in vars(self) else 0
+
     def close(self) -> None:
         if "started" in vars(self):
             self.started.close()
@@ -62,6 +67,10 @@ class ShardedPair(Pair):
     def draft(self) -> PlacedDraft:
         """The draft's process, which is started when it is first needed."""
         return self.drafting.started
+
+    @property
+    def losses(self) -> int:
+        return self.group.rebuilt + self.drafting.losses
 
     def open_runner(
         self,

@@ -103,8 +103,7 @@ class Bench:
         short = Request("warm-up", request.tokens, tokens)
         for configuration in configurations:
             self._configure(configuration)
-            self.engine.wait_for_draft()
-            self.decode(configuration, short)
+            self.engine.generate([short])
         gc.collect()
         gc.freeze()
 
@@ -114,14 +113,17 @@ class Bench:
 
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
         """Decode one request alone; returns its seconds and generation. The drafter learns
-        from one request of the configuration to the next."""
+        from one request of the configuration to the next. Raises :class:`CacheLost` where a process
+        of the models was lost meanwhile."""
         self._configure(configuration)
         start = perf_counter()
-        (generation,) = self.engine.generate([request])
+        with self.pair.undisturbed():
+            (generation,) = self.engine.generate([request])
         return perf_counter() - start, generation
 
     def _configure(self, configuration: Configuration) -> None:
         self.engine.configure(configuration, self.drafters.get(configuration.id))
+        self.engine.wait_for_draft()  # it may have been lost since the last request
         self.drafters[configuration.id] = self.engine.drafter
 
     # A workload (:class:`specdec_core.search.load.race.LoadTimer`).
@@ -135,8 +137,9 @@ class Bench:
         self.load_timer.warm_up(configuration, load)
 
     def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
-        """Records of the requests of a load."""
-        return self.load_timer.answer(configuration, load)
+        """Records of the requests of a load; errors as for :meth:`decode`."""
+        with self.pair.undisturbed():
+            return self.load_timer.answer(configuration, load)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ at each of its loads are timed as well, where a recording was replayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
+from ray.exceptions import RayActorError
 
 from cluster.placed_engine import check_placement
 from cluster.session import Remote, check_nodes, ray_session, resources
@@ -35,7 +36,9 @@ from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.trained import trained_digests, weights_here
 from specdec_core.engine import Request
+from specdec_core.measure.losses import Found, again_if_lost
 from specdec_core.models.pair import check_pair
+from specdec_core.models.runner import CacheLost
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -215,10 +218,29 @@ class _Sweep:
             return self.plan.hardware.profile(list(self.pair.drafts))
         if (profile := self.folder.profile()) is not None:
             return profile
-        with alone(self.bench, self.gpus, self.observer, self.held):
+
+        def measure() -> Profile:
             self.observer.stage("profiling forwards")
             options = self.plan.profile.model_dump(exclude_none=True)
             return self.bench.profile(self.plan.samples, **options)
+
+        return self._measure_alone(measure)
+
+    def _measure_alone(self, measure: Callable[[], Found]) -> Found:
+        """What `measure` returns, while the nodes of the bench do nothing else. It is called again
+        if the bench, which is then loaded again, or another process of the models is lost."""
+
+        def once() -> Found:
+            if self.bench.lost:
+                self.loaded.close()
+                self._load_bench()
+            try:
+                with alone(self.bench, self.gpus, self.observer, self.held):
+                    return measure()
+            except RayActorError:
+                raise CacheLost("the measuring process was lost") from None
+
+        return again_if_lost(once, self.observer)
 
     @cached_property
     def task(self) -> TrialTask:
@@ -246,13 +268,13 @@ class _Sweep:
             self._write_rounds({})
             self._choose_for_load(None)
             return
-        if self.bench.lost:
-            self.loaded.close()
-            self._load_bench()
-        with alone(self.bench, self.gpus, self.observer, self.held):
+
+        def choose_live() -> None:
             if self.result.champion is None:
                 self._time_finalists(self.bench)
             self._choose_for_load(self.bench)
+
+        self._measure_alone(choose_live)
 
     def _time_finalists(self, bench: Remote) -> None:
         """Time finalists for one request at a time, and keep the outcome where more is to come."""

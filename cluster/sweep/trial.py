@@ -23,6 +23,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.cost import Profile
 from specdec_core.engine import Engine, Request
+from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial
 from specdec_core.search.round_tables import RoundTable
@@ -110,6 +111,8 @@ class CountTrial(tune.Trainable):
                 else:
                     trial, chunk["rounds"] = self._decode(configuration)
                     prompts = len(self.generations)
+            except CacheLost:
+                raise  # the trial is lost, and what it was counting is counted again
             except Exception as error:
                 told = isinstance(error, UserError)
                 reason = str(error) if told else traceback.format_exception_only(error)[-1].strip()
@@ -142,7 +145,8 @@ class CountTrial(tune.Trainable):
         if not done:
             self.engine.configure(configuration)
             self.engine.wait_for_draft()
-        chunk = self.engine.generate(self.task.requests[done : done + self.task.chunk])
+        with self.engine.pair.undisturbed():
+            chunk = self.engine.generate(self.task.requests[done : done + self.task.chunk])
         self.generations += chunk
         trial = assess(configuration, self.generations, self.task.profile)
         trial.finished = len(self.generations) == len(self.task.requests)

@@ -63,6 +63,7 @@ from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.comparison import interleaved
 from specdec_core.measure.forward_times import forward_times
+from specdec_core.measure.losses import again_if_lost
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
@@ -339,17 +340,29 @@ def _measure(
     for key, repeat in missing:
         # Counts do not change with the repeat: untimed configurations are decoded once.
         taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
-        block = Block()
-        bench.forget()
-        for turn, request in enumerate(requests[key] if taken else (), repeat * len(requests[key])):
-            for configuration in interleaved(taken, turn):
-                seconds, generation = bench.decode(configuration, request)
-                generation.token_seconds = []
-                block.seconds.setdefault(configuration.id, []).append(seconds)
-                if not repeat:  # further repeats generate the same
-                    block.generations.setdefault(configuration.id, []).append(generation)
-            observer.step()
-        folder.save_block(key, repeat, block)
+        decoded = partial(_block, bench, taken, requests[key], repeat, observer)
+        folder.save_block(key, repeat, again_if_lost(decoded, observer))
+
+
+def _block(
+    bench: Remote,
+    taken: Sequence[Configuration],
+    requests: Sequence[Request],
+    repeat: int,
+    observer: Observer,
+) -> Block:
+    """The block of the configurations that are `taken` in the repeat of that number."""
+    block = Block()
+    bench.forget()
+    for turn, request in enumerate(requests if taken else (), repeat * len(requests)):
+        for configuration in interleaved(taken, turn):
+            seconds, generation = bench.decode(configuration, request)
+            generation.token_seconds = []
+            block.seconds.setdefault(configuration.id, []).append(seconds)
+            if not repeat:  # further repeats generate the same
+                block.generations.setdefault(configuration.id, []).append(generation)
+        observer.step()
+    return block
 
 
 def _differences(

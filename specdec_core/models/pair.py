@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -35,7 +36,7 @@ from specdec_core.models.products import operator as products
 from specdec_core.models.reading import reading
 from specdec_core.models.reduced_draft import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
-from specdec_core.models.runner import Batch, ModelRunner
+from specdec_core.models.runner import Batch, CacheLost, ModelRunner
 from specdec_core.models.supported import (
     check_causal,
     check_positions,
@@ -161,6 +162,21 @@ class Pair:
     def reloaded(self, spec: PairSpec) -> Pair:
         """The same models loaded as `spec` says: this pair, where it is the same."""
         return self if spec == self.spec else load_pair(spec)
+
+    @property
+    def losses(self) -> int:
+        """How often a process of the models was lost so far; never where they are in this one."""
+        return 0
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Raises :class:`CacheLost` at the end of the block if a process of the models was lost in
+        it. An engine continues after a loss, but its times and the rounds of asynchronous drafting
+        differ from those without a loss."""
+        before = self.losses
+        yield
+        if self.losses != before:
+            raise CacheLost("a process of the models was lost")
 
     @property
     def draft_models(self) -> dict[str, PreTrainedModel]:

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,12 @@ def actors(node):
     import psutil  # Ray brings it and puts it on the path
 
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    titles = {p.cmdline()[0]: p.pid for p in raylet.children()}
-    return {t.removeprefix("ray::").partition(".")[0]: pid for t, pid in titles.items()}
+    found = {}
+    for process in raylet.children():
+        with suppress(psutil.Error, IndexError):  # it has just ended
+            title = process.cmdline()[0]
+            found[title.removeprefix("ray::").partition(".")[0]] = process.pid
+    return found
 
 
 def wait_for(condition, driver):

@@ -35,12 +35,13 @@ from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
+from specdec_core.models.runner import CacheLost
 from specdec_core.search.plan import Plan
 from specdec_core.search.results import SECONDS
 from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster import fake_gpus
-from tests.commands import QUICK, ROOT, prompts_file
+from tests.commands import QUICK, ROOT, alive, prompts_file, wait_until
 from tests.configurations import PEARL, drafting
 from tests.specdec_core.drafting.pearl.in_turns import linked
 
@@ -315,18 +316,38 @@ def test_a_sweep_times_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
     assert len(result.trials) == 5
 
 
-def test_a_trial_counts_pearl_on_its_devices(ray_running, tiny_pair):
+@pytest.fixture
+def trial(ray_running, tiny_pair):
+    """A trial that counts PEARL on its devices."""
     slow = Hardware.model_validate({**FAR, "target": 100.0}).profile([*tiny_pair.spec.drafts])
     request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), TOKENS)
     task = TrialTask(tiny_pair.spec, slow, (request,), 1, placement=Placement())
     trial = tune.with_parameters(CountTrial, task=task)({"configurations": group([PEARL])})
-    try:
-        [found] = counted(trial.train())
-    finally:
-        trial.stop()
+    yield trial
+    trial.stop()
+
+
+def test_a_trial_counts_pearl_on_its_devices(trial):
+    [found] = counted(trial.train())
     assert found.counts["n"] == TOKENS
     assert found.counts["n_drafted"]
     assert found.metrics[SECONDS] < 100  # what it took, and not what the profile says
+
+
+def test_a_trial_is_lost_with_its_draft_so_that_rounds_without_one_do_not_count(trial, monkeypatch):
+    engine, killed = trial.engine, []
+    step = engine.step
+
+    def killing(texts=True):
+        if not killed:
+            killed.append(engine.pair.draft.pid)
+            os.kill(killed[0], signal.SIGKILL)
+            wait_until(lambda: not alive(killed[0]))
+        return step(texts)
+
+    monkeypatch.setattr(engine, "step", killing)
+    with pytest.raises(CacheLost):
+        trial.train()
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,6 +33,7 @@ from specdec_core.engine.turns import requests_of
 from specdec_core.evidence.bench.benchmark import BenchPlan, run_bench
 from specdec_core.evidence.certificate.certify import FLOAT32, Extent, check_all
 from specdec_core.models.pair import load_pair
+from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.plan import Plan
@@ -162,7 +164,13 @@ def test_finalists_are_timed_with_the_draft_on_its_own_device(ray_running, tiny_
         _, generation = bench.decode(FOUR, request)
         assert generation.tokens == expected.tokens
         assert generation.counts == expected.counts
-        assert len({*bench.__ray_call__(processes)}) == 3
+        *_, draft = running = bench.__ray_call__(processes)
+        assert len({*running}) == 3
+        os.kill(draft, signal.SIGKILL)
+        with pytest.raises(CacheLost):  # it decodes the same, in another time
+            bench.decode(FOUR, request)
+        _, generation = bench.decode(FOUR, request)
+        assert generation.counts == expected.counts
     place(placement()).remove()  # the devices are free again
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.result import PARTS_OF_A_ROUND, BenchRow, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import OURS, interleaved
+from specdec_core.measure.losses import again_if_lost
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.servers.peer import Peer
 from specdec_core.tokens.statistics import Generation
@@ -75,15 +77,18 @@ class EngineContestant:
 
     def begin(self) -> None:
         self._drafter = None
+        self.engine.configure(self.configuration)
+        self.engine.wait_for_draft()
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
     ) -> DecodedOnce:
         configuration = self.configuration.model_copy(update={"sampling": sampling})
-        self.engine.configure(configuration, self._drafter)
-        self._drafter = self.engine.drafter
         request = Request("bench", tuple(tokens), new_tokens, seed=seed)
-        (generation,) = self.engine.generate([request])
+        with self.engine.pair.undisturbed():
+            self.engine.configure(configuration, self._drafter)
+            self._drafter = self.engine.drafter
+            (generation,) = self.engine.generate([request])
         return DecodedOnce(generation.tokens, [r.generated for r in generation.rounds], generation)
 
 
@@ -146,13 +151,17 @@ def race(
                         observer.step()
                 continue
             if not warm:
-                _warm_up(contestants, warm_up, new_tokens, sampling)
+                warmed = partial(_warm_up, contestants, warm_up, new_tokens, sampling)
+                again_if_lost(warmed, observer)
                 # Only the sampling is new in a further race.
                 warm, warm_up = True, prompts[:FEW]
-            _repeat(contestants, rows, prompts, new_tokens, sampling, repeat, observer)
-            if parts is not None:
-                for row in rows:
-                    parts.keep(turn, row, row.takes[repeat])
+            taken = partial(
+                _repeat, contestants, rows, prompts, new_tokens, sampling, repeat, observer
+            )
+            for row, takes in zip(rows, again_if_lost(taken, observer), strict=True):
+                row.takes.append(takes)
+                if parts is not None:
+                    parts.keep(turn, row, takes)
         every_row += rows
     return every_row
 
@@ -179,19 +188,20 @@ def _repeat(
     sampling: Sampling,
     repeat: int,
     observer: Observer,
-) -> None:
-    """Add a repeat to the rows."""
-    for contestant, row in zip(contestants, rows, strict=True):
+) -> list[list[Take]]:
+    """The takes of a repeat, by row."""
+    takes: list[list[Take]] = [[] for _ in rows]
+    for contestant in contestants:
         contestant.begin()
-        row.takes.append([])
     for number, prompt in enumerate(prompts):
         turn = repeat * len(prompts) + number
         for index in interleaved(range(len(contestants)), turn):
             taken = take(contestants[index], prompt, new_tokens, sampling, seed=turn)
             if taken.steps is None and rows[index].autoregressive:
                 taken.steps = [[1] * len(output) for output in taken.outputs]
-            rows[index].takes[repeat].append(taken)
+            takes[index].append(taken)
             observer.step()
+    return takes
 
 
 def take(

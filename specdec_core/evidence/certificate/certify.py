@@ -75,7 +75,6 @@ def time_live(
 ) -> LiveSpeed:
     """Time the configuration interleaved with autoregressive decoding."""
     engine, sampling = Engine(pair, configuration), configuration.sampling
-    engine.wait_for_draft()
     contestants = [EngineContestant(engine, c, "") for c in (AUTOREGRESSIVE, configuration)]
     asked = conversations(prompts, pair.tokenizer, extent.max_new_tokens, pair.max_length)
     baseline, ours = race(

@@ -15,10 +15,13 @@ from specdec_core.evidence.bench.race import (
 )
 from specdec_core.evidence.bench.result import Take
 from specdec_core.evidence.parts import Parts
+from specdec_core.measure.losses import ATTEMPTS, again_if_lost
+from specdec_core.models.runner import CacheLost
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.servers.peer import Peer
 from tests.bench_race import CHAIN, NEW_TOKENS
+from tests.observers import Heard
 from tests.peers import peers_of
 
 GREEDY = [Sampling()]
@@ -76,8 +79,8 @@ def test_a_contestant_that_alters_a_token_is_caught(tiny_pair):
 class Noted:
     """A contestant that puts its name down; from the `last` time on it fails."""
 
-    def __init__(self, name, order, last=None):
-        self.name, self.order, self.last = name, order, last
+    def __init__(self, name, order, last=None, error=KeyboardInterrupt):
+        self.name, self.order, self.last, self.error = name, order, last, error
 
     def row(self, temperature):
         return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
@@ -87,7 +90,7 @@ class Noted:
 
     def decode(self, *_):
         if len(self.order) == self.last:
-            raise KeyboardInterrupt
+            raise self.error
         self.order.append(self.name)
         return DecodedOnce([len(self.order)])
 
@@ -137,6 +140,28 @@ def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path):
         samplings = [*GREEDY, Sampling(temperature=1.0)]
         race([Noted("a", later)], asked_of_noted(), 1, samplings, 3, parts=parts)
     assert later == ["a"] * (2 + 3 * 2)  # greedy repeats are there
+
+
+def test_a_repeat_in_which_a_process_was_lost_is_made_again():
+    order: list[str] = []
+    losing = [Noted("a", order), Noted("b", order), Noted("c", order, 8, CacheLost("gone"))]
+    heard = Heard()
+    rows = race(losing, asked_of_noted(), 1, GREEDY, repeats=2, observer=heard)
+    assert "".join(order[6:]) == "ab" + "abc" + "bca" + "cab" + "abc"
+    assert [len(takes) for row in rows for takes in row.takes] == [2] * 6
+    assert heard.warnings == ["gone; what it disturbed is measured again"]
+
+
+def test_a_process_that_is_lost_again_and_again_is_an_error():
+    heard, tried = Heard(), []
+
+    def measure():
+        tried.append(1)
+        raise CacheLost("gone")
+
+    with pytest.raises(CacheLost, match="gone"):
+        again_if_lost(measure, heard)
+    assert (len(tried), len(heard.warnings)) == (ATTEMPTS, ATTEMPTS - 1)
 
 
 def test_what_was_learned_is_forgotten_between_repeats(tiny_pair):
