@@ -37,11 +37,7 @@ class SvgBar(NamedTuple):
 
 
 def bars_svg(
-    title: str,
-    subtitle: str,
-    bars: Sequence[SvgBar],
-    colours: Mapping[str, str],
-    one: bool = False,
+    title: str, subtitle: str, bars: Sequence[SvgBar], colours: Mapping[str, str], one: bool = False
 ) -> str:
     """`bars` in their order; `colours` are the groups'. With `one` there is a line at 1."""
     ends = [bar.high for bar in bars if not isnan(bar.high)]

@@ -14,14 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, model_validator
 
-from research.bandits.regret import (
-    Regret,
-    RoundCosts,
-    best_arm,
-    best_of_each,
-    mean_tokens,
-    regret,
-)
+from research.bandits.regret import Regret, RoundCosts, best_arm, best_of_each, mean_tokens, regret
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import (
@@ -316,10 +309,7 @@ def _decode(
 
 
 def replay_all(
-    replay: Replay,
-    plan: ArmsPlan,
-    profile: Profile,
-    observer: Observer | None = None,
+    replay: Replay, plan: ArmsPlan, profile: Profile, observer: Observer | None = None
 ) -> ArmComparison:
     """The same from a recording, without a model: rounds are exact, and their times the profile's.
     Decoding can start from the states that the bandits learn.

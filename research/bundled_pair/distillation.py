@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from research.bundled_pair.corpus_rows import shuffled
-from research.bundled_pair.optimisation import (
-    Optimiser,
-    Report,
-    batches_for,
-    build,
-    train,
-)
+from research.bundled_pair.optimisation import Optimiser, Report, batches_for, build, train
 from research.bundled_pair.settings import Settings
 from research.bundled_pair.teacher import LabelledRows
 

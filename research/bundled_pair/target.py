@@ -11,13 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from research.bundled_pair import corpus
 from research.bundled_pair.corpus_rows import Rows
-from research.bundled_pair.optimisation import (
-    Optimiser,
-    Report,
-    batches_for,
-    build,
-    train,
-)
+from research.bundled_pair.optimisation import Optimiser, Report, batches_for, build, train
 from research.bundled_pair.settings import Settings
 
 

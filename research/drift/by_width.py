@@ -40,12 +40,7 @@ def on_texts(
     def written(configuration: Configuration) -> Written:
         observer.stage(configuration.label, len(prompts) * texts)
         return write(
-            pair,
-            configuration,
-            prompts,
-            texts,
-            max_new_tokens,
-            on_finish=lambda _: observer.step(),
+            pair, configuration, prompts, texts, max_new_tokens, on_finish=lambda _: observer.step()
         )
 
     alone = written(Configuration(sampling=sampling))

@@ -12,13 +12,7 @@ from dashboards import cells
 from dashboards.outputs.markdown import part
 from dashboards.sections import Section
 from research.papers.figures import QUANTITIES
-from research.papers.methods import (
-    Ours,
-    OursOfSection,
-    Paper,
-    PaperMethod,
-    measured_range,
-)
+from research.papers.methods import Ours, OursOfSection, Paper, PaperMethod, measured_range
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
 from research.papers.tables import notes, sections_of

@@ -187,8 +187,7 @@ class PaperPlan(Value):
     max_new_tokens: PositiveInt = 96
     repeats: PositiveInt = Field(default=2, description="times each prompt is decoded and timed")
     heads: dict[str, str] = Field(
-        default={},
-        description="trained heads of the pair by the names that rows have for them",
+        default={}, description="trained heads of the pair by the names that rows have for them"
     )
     tables: Annotated[dict[str, Table], Field(min_length=1)]
     recordings: dict[str, RecordingNeeded] = Field(

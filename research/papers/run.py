@@ -32,28 +32,12 @@ from cluster.recording import run_recording, weights_of
 from cluster.session import Remote, ray_session, resources
 from cluster.sweep.alone import alone
 from cluster.sweep.bench import open_bench
-from research.long_form.study import (
-    LongForm,
-    LongFormPlan,
-    measure_long_form,
-    ranges_for,
-)
-from research.papers.inputs import (
-    load_sets,
-    place_of,
-    with_own_heads,
-)
+from research.long_form.study import LongForm, LongFormPlan, measure_long_form, ranges_for
+from research.papers.inputs import load_sets, place_of, with_own_heads
 from research.papers.near_ties import FirstDifference, logit_gap, shared
 from research.papers.plan import PaperPlan, RecordingNeeded
 from research.papers.result import Measured, PapersResult
-from research.papers.studies import (
-    LONG_FORM,
-    LONG_FORM_GREEDY,
-    OWN_HEADS,
-    PAIR,
-    TIMES,
-    Input,
-)
+from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES, Input
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer

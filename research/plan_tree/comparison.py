@@ -98,13 +98,7 @@ def compare_trees(
 class _Replayed:
     """Trees, each replayed once."""
 
-    def __init__(
-        self,
-        replay: Replay,
-        profile: Profile,
-        draft: str,
-        observer: Observer,
-    ) -> None:
+    def __init__(self, replay: Replay, profile: Profile, draft: str, observer: Observer) -> None:
         self.replay, self.profile, self.draft, self.observer = replay, profile, draft, observer
         self.context = replay.recording.prompts.context
         self.rows: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}

@@ -150,7 +150,7 @@ def components(table: pd.DataFrame) -> Section:
         lines=[
             f"Of {drafted:,} drafted tokens, {recycled:,} ({recycled / max(drafted, 1):.0%}) were"
             f" cached phrases and took no draft call; of {tokens:,} tokens of the output,"
-            f" {suffixes:,} ({suffixes / max(tokens, 1):.0%}) were cached phrases behind a draft.",
+            f" {suffixes:,} ({suffixes / max(tokens, 1):.0%}) were cached phrases behind a draft."
         ],
         shown=cells.table(table, COMPONENTS),
     )

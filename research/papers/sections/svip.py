@@ -300,7 +300,7 @@ def tokens(table: pd.DataFrame) -> Section:
                 "accepted": cells.number("accepted", ".2f"),
                 "drafted": cells.count("count"),
             },
-        ),
+        )
     )
 
 

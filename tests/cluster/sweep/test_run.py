@@ -232,10 +232,7 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any():
 
 @pytest.mark.parametrize(
     "other",
-    [
-        trial(FIXED[0], 3.0, finished=False),
-        trial(LOSSY, 3.0),
-    ],
+    [trial(FIXED[0], 3.0, finished=False), trial(LOSSY, 3.0)],
     ids=["stopped early", "lossy"],
 )
 def test_what_is_no_finalist_takes_no_place(other):

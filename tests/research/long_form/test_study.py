@@ -2,10 +2,7 @@
 
 import pytest
 
-from research.long_form.study import (
-    measure_long_form,
-    ranges_for,
-)
+from research.long_form.study import measure_long_form, ranges_for
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings

@@ -148,12 +148,7 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
             repeats = 2 if measured.configuration.sampling.greedy else 1
             assert len(measured.timing.seconds) == repeats
     page = (folder / "papers.md").read_text()
-    for shown in (
-        "## Methods by task",
-        "## By λ",
-        "| chain |",
-        "**",
-    ):
+    for shown in ("## Methods by task", "## By λ", "| chain |", "**"):
         assert shown in page
     assert "<svg" in (folder / "papers.html").read_text()
     assert "tables    " in done.stdout

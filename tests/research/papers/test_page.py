@@ -12,24 +12,13 @@ from dashboards import cells
 from dashboards.sections import Section
 from research.papers.__main__ import METHODS, PAPERS
 from research.papers.inputs import with_own_heads
-from research.papers.methods import (
-    Paper,
-    load_methods,
-    measured_range,
-)
+from research.papers.methods import Paper, load_methods, measured_range
 from research.papers.page import papers_page
 from research.papers.plan import Claim, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
 from research.papers.sections.section import SectionWords
-from research.papers.studies import (
-    LONG_FORM,
-    LONG_FORM_GREEDY,
-    OWN_HEADS,
-    PAIR,
-    TIMES,
-    Study,
-)
+from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES, Study
 from research.papers.verdicts import OTHERS, VERDICT, verdict
 from specdec_core.base.errors import UserError
 from tests.observers import Heard

@@ -6,12 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from research.plan_tree.tree_plan import (
-    PlannedTree,
-    StaticTrees,
-    expected_accepted,
-    uniform_tree,
-)
+from research.plan_tree.tree_plan import PlannedTree, StaticTrees, expected_accepted, uniform_tree
 from specdec_core.search.space import k_configurations
 
 RATES = [

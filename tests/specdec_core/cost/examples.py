@@ -3,14 +3,7 @@
 import itertools
 from typing import Any
 
-from specdec_core.cost import (
-    ForwardCost,
-    ForwardKind,
-    ForwardTerms,
-    Measurement,
-    Profile,
-    Work,
-)
+from specdec_core.cost import ForwardCost, ForwardKind, ForwardTerms, Measurement, Profile, Work
 from specdec_core.tokens.statistics import Counts
 
 TOKEN = ForwardTerms(fixed=3e-3, per_cached=2e-6)
