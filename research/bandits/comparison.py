@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ from specdec_core.tokens.statistics import Generation, Ratio, Round, paired_rati
 
 Kind = Literal["baseline", "arm", "bandit"]
 Tokens = tuple[int, ...]
+Each = TypeVar("Each")
 _WARM_UP_TOKENS = 8
 
 
@@ -106,6 +107,11 @@ def state_name(bandit: Configuration) -> str:
     return f"{bandit.model_copy(update={'drafter': drafter}).id}.json"
 
 
+def mixed(sets: Iterable[Iterable[Each]]) -> Iterator[Each]:
+    """The first of each set, then the second of each, and so on."""
+    return (each for turn in zip_longest(*sets) for each in turn if each is not None)
+
+
 @dataclass
 class BanditEntrant:
     """A way to decode the prompts, and its results. Prompts are decoded one at a time, or in
@@ -123,9 +129,7 @@ class BanditEntrant:
     @property
     def rounds(self) -> list[Round]:
         """All rounds in the order of decoding."""
-        return [
-            r for turn in self.turns for step in zip_longest(*turn) for r in step if r is not None
-        ]
+        return [r for turn in self.turns for r in mixed(turn)]
 
     @property
     def tokens(self) -> np.ndarray:

@@ -30,7 +30,7 @@ class RoundCosts:
         tokens = np.array([sum(r.generated for r in step) for step in steps])
         if not timed:
             return cls(tokens, np.array([float(len(step)) for step in steps]))
-        return cls(tokens, np.array([max(map(seconds_of, step)) for step in steps]))
+        return cls(tokens, np.array([max(r.seconds for r in step) for step in steps]))
 
     @cached_property
     def reached(self) -> np.ndarray:
@@ -62,11 +62,6 @@ class Regret:
     def total(self) -> float:
         """ST of the one less ST of the other."""
         return float(self.regret[-1])
-
-
-def seconds_of(r: Round) -> float:
-    """Seconds of a whole round."""
-    return r.draft_seconds + r.target_seconds + r.other_seconds
 
 
 def best_arm(arms: Sequence[Sequence[RoundCosts]]) -> int:

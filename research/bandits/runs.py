@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from pathlib import Path
 
-from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_all, state_name
+from research.bandits.comparison import ArmComparison, ArmsPlan, mixed, race, replay_all, state_name
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.forward_times import forward_times
 from specdec_core.models.pair import load_pair
-from specdec_core.prompts.prompt_sets import Prompt, load_prompts
+from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 
@@ -41,11 +40,6 @@ def race_prompts(
         f"tokens, {repeats} repeats, {slots} at a time; {runner.device}, target "
         f"{runner.target_dtype}, draft {runner.draft_dtype}, threads {runner.threads}"
     )
-
-
-def mixed(sets: Sequence[Sequence[Prompt]]) -> Iterator[Prompt]:
-    """One prompt of each set in turn: a mixture."""
-    return (prompt for row in zip_longest(*sets) for prompt in row if prompt is not None)
 
 
 def replay_recording(

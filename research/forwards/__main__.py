@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import console, run
-from jobs.options import numbers
+from jobs.options import sizes
 from specdec_core.base.errors import UserError
 
 
@@ -33,10 +33,8 @@ def main(
 
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: expected one of {', '.join(SHAPES)}")
-    counts, tokens = numbers(rows, "--rows", int), numbers(widths, "--widths", int)
-    lengths = numbers(contexts, "--contexts", int)
-    if min(*counts, *tokens, *lengths) < 1:
-        raise UserError("--rows, --widths and --contexts must be at least 1")
+    counts, tokens = sizes(rows, "--rows"), sizes(widths, "--widths")
+    lengths = sizes(contexts, "--contexts")
     model = random_model(shape, dtype)
     rate = bandwidth(model.device)
     table = Table(title=f"{shape}, {dtype}, {model.device}: {rate / 1e9:,.0f} GB/s measured")

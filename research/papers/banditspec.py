@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice, zip_longest
+from itertools import islice
 
 import pandas as pd
 
-from research.bandits.comparison import ArmsPlan, race
+from research.bandits.comparison import ArmsPlan, mixed, race
 from specdec_core.config import PairSpec, parse
 from specdec_core.models.pair import eagle_heads_of, load_pair
 from specdec_core.recordings.schema import Recording
@@ -24,12 +24,12 @@ def together(greedy: Mapping[str, Recording], spec: PairSpec) -> pd.DataFrame:
     EAGLE head or, for a pair without one, its first draft model."""
     draft = next(iter((*eagle_heads_of(spec), *spec.drafts)))
     sets = [recording.prompts.tokens for recording in greedy.values()]
-    mixed = (tuple(t.tolist()) for turn in zip_longest(*sets) for t in turn if t is not None)
+    prompts = [tuple(tokens.tolist()) for tokens in islice(mixed(sets), MOST)]
     chain = {"kind": "draft_model", "draft": draft}
     arms = [{**chain, "policy": {"kind": "fixed", "max_tokens": k}} for k in LENGTHS]
     bandits = [{"rule": rule, "memory": "request"} for rule in BANDITS.values()]
     plan = parse(ArmsPlan, {"pair": spec, "arms": arms, "bandits": bandits}, "bandits")
     longest = next(iter(greedy.values())).header.max_new_tokens
-    found = race(load_pair(spec), plan, [*islice(mixed, MOST)], longest, slots=SLOTS)
+    found = race(load_pair(spec), plan, prompts, longest, slots=SLOTS)
     names = ["autoregressive", *(f"γ = {k}" for k in LENGTHS), *BANDITS]
     return found.table().assign(name=names, draft=draft)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from research.bandits.comparison import mixed
 from research.papers.plan import PaperPlan, PromptsOf
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -27,10 +29,13 @@ def load_sets(
     parts = dict.fromkeys(part for name in used for part in plan.prompts[name].mix or (name,))
     loaded: dict[str, tuple[str, list[Prompt]]] = {}
     for name in parts:
+        prompts = plan.prompts[name]
         try:
-            loaded[name] = _load(plan.prompts[name], tokenizer, home)
+            source, place = place_of(prompts, home)
+            rendered = load_prompts(place, prompts.limit, tokenizer, prompts.chat_template)
+            loaded[name] = source, rendered
         except UserError as error:
-            if not plan.prompts[name].optional:
+            if not prompts.optional:
                 raise
             warning = f"{name} is left out ({error}); --prompts '{name}=FILE' says where it is"
             observer.warned(warning)
@@ -46,15 +51,9 @@ def load_sets(
     return sets
 
 
-def _load(prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
-    """Prompts of the first source that is a file, here or in the workspace, or else of the last,
-    which may also be a bundled set or one of the hub's."""
-    source, place = place_of(prompts, home)
-    return source, load_prompts(place, prompts.limit, tokenizer, prompts.chat_template)
-
-
 def place_of(prompts: PromptsOf, home: Path) -> tuple[str, str]:
-    """The source that a set is loaded from, and where that is: a file, a bundled set or a hub's."""
+    """The source that a set is loaded from, and where that is: the first that is a file, here or in
+    the workspace, or else the last, which may also be a bundled set or one of the hub's."""
     for source in prompts.sources:
         for place in (Path(source), home / source):
             if place.is_file():
@@ -64,14 +63,8 @@ def place_of(prompts: PromptsOf, home: Path) -> tuple[str, str]:
 
 def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:
     """The sets' prompts in turn."""
-    longest = max(map(len, sets.values()))
-    mixed = [
-        replace(prompts[number], id=f"{name}/{prompts[number].id}")
-        for number in range(longest)
-        for name, prompts in sets.items()
-        if number < len(prompts)
-    ]
-    return " + ".join(sets), mixed[:limit]
+    named = ([replace(p, id=f"{name}/{p.id}") for p in prompts] for name, prompts in sets.items())
+    return " + ".join(sets), list(islice(mixed(named), limit))
 
 
 def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:

@@ -29,7 +29,7 @@ def test_a_forward_reads_weights_once_and_the_cache_of_each_row():
     [
         (["--shape", "llama-9b"], "expected one of llama-8b"),
         (["--shape", "tiny", "--dtype", "int8"], "expected bfloat16"),
-        (["--rows", "0"], "must be at least 1"),
+        (["--rows", "0"], "--rows 0: expected positive numbers"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(command, tmp_path, options, said):
