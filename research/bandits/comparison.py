@@ -15,6 +15,7 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from research.bandits.regret import Regret, RoundCosts, best_arm, best_of_each, mean_tokens, regret
+from research.frames import Rows, framed
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import (
@@ -202,57 +203,51 @@ class ArmComparison:
         drafters = (arm.configuration.drafter for arm in self.of("arm"))
         return max(drafter.depth for drafter in drafters if drafter is not None)
 
-    def table(self) -> pd.DataFrame:
+    @framed
+    def table(self) -> Rows:
         """One row an entrant: `kind`, `name`, `mat`, `tokens_per_second`, `speedup` over
         autoregressive decoding, `over_best` (over the fastest arm) with its interval `low`, `high`,
         `regret_rounds` and `regret_seconds` against the best arm in hindsight, `each_rounds` and
         `each_seconds` against the best one for each prompt (NaN for the baseline), and outputs
         `differing` from autoregressive decoding's."""
         [baseline] = self.of("baseline")
-        rows = []
         for entrant in self.entrants:
             drafts = entrant is not baseline
             itself = entrant is self.fastest
             over = Ratio(1.0, 1.0, 1.0) if itself else entrant.faster_than(self.fastest)
             pairs = zip(entrant.outputs, baseline.outputs, strict=True)
-            rows.append(
-                {
-                    "kind": entrant.kind,
-                    "name": entrant.name,
-                    "mat": entrant.mat,
-                    "tokens_per_second": entrant.tokens_per_second,
-                    "speedup": 1.0 if not drafts else entrant.faster_than(baseline).value,
-                    "over_best": over.value,
-                    "low": over.low,
-                    "high": over.high,
-                    "regret_rounds": self.regret(entrant).total if drafts else math.nan,
-                    "regret_seconds": self.regret(entrant, True).total if drafts else math.nan,
-                    "each_rounds": self.regret_each(entrant).total if drafts else math.nan,
-                    "each_seconds": self.regret_each(entrant, True).total if drafts else math.nan,
-                    "differing": sum(a != b for a, b in pairs),
-                }
-            )
-        return pd.DataFrame(rows)
+            yield {
+                "kind": entrant.kind,
+                "name": entrant.name,
+                "mat": entrant.mat,
+                "tokens_per_second": entrant.tokens_per_second,
+                "speedup": 1.0 if not drafts else entrant.faster_than(baseline).value,
+                "over_best": over.value,
+                "low": over.low,
+                "high": over.high,
+                "regret_rounds": self.regret(entrant).total if drafts else math.nan,
+                "regret_seconds": self.regret(entrant, True).total if drafts else math.nan,
+                "each_rounds": self.regret_each(entrant).total if drafts else math.nan,
+                "each_seconds": self.regret_each(entrant, True).total if drafts else math.nan,
+                "differing": sum(a != b for a, b in pairs),
+            }
 
-    def shares(self) -> pd.DataFrame:
+    @framed
+    def shares(self) -> Rows:
         """One row a bandit and arm: the `rounds` in which it was chosen, their `share` of the
         rounds in which any arm was, and the `tokens` that they added on average."""
         names = [arm.name for arm in self.of("arm")]
-        rows = []
         for bandit in self.of("bandit"):
             rounds = [r for r in bandit.rounds if r.arm is not None]
             for number, name in enumerate(names):
                 added = [r.generated for r in rounds if r.arm == number]
-                rows.append(
-                    {
-                        "bandit": bandit.name,
-                        "arm": name,
-                        "rounds": len(added),
-                        "share": len(added) / len(rounds),
-                        "tokens": sum(added) / len(added) if added else math.nan,
-                    }
-                )
-        return pd.DataFrame(rows)
+                yield {
+                    "bandit": bandit.name,
+                    "arm": name,
+                    "rounds": len(added),
+                    "share": len(added) / len(rounds),
+                    "tokens": sum(added) / len(added) if added else math.nan,
+                }
 
 
 def race(

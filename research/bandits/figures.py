@@ -6,11 +6,11 @@ from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from dashboards.look import ARM_COLOURS, MUTED, evenly
 from research.bandits.comparison import ArmComparison, BanditEntrant, settings_of
 from research.bandits.regret import exp3_bound, ucb_bound
+from research.frames import Rows, framed
 from research.svg import DASHES, SvgLine, lines_svg
 
 MOST_POINTS = 600
@@ -75,23 +75,20 @@ def regret_lines(comparison: ArmComparison, timed: bool = False) -> list[SvgLine
     return lines
 
 
-def regret_table(comparison: ArmComparison) -> pd.DataFrame:
+@framed
+def regret_table(comparison: ArmComparison) -> Rows:
     """The table below the figure of regrets: the paper's order at each bandit's last round with the
     constant 1, and the constant that the curve needs."""
-    rows = []
     for bandit in comparison.of("bandit"):
         settings = settings_of(bandit.configuration)
         bound = bound_of(comparison, bandit) if _has_bound(bandit) else None
-        rows.append(
-            {
-                "bandit": bandit.name,
-                "rounds": len(bandit.rounds),
-                "bound": BOUNDS[settings.rule] if bound else "–",
-                "at the end": float(bound.curve[-1]) if bound else float("nan"),
-                "needed constant": bound.constant if bound else float("nan"),
-            }
-        )
-    return pd.DataFrame(rows)
+        yield {
+            "bandit": bandit.name,
+            "rounds": len(bandit.rounds),
+            "bound": BOUNDS[settings.rule] if bound else "–",
+            "at the end": float(bound.curve[-1]) if bound else float("nan"),
+            "needed constant": bound.constant if bound else float("nan"),
+        }
 
 
 def _counts_tokens(bandit: BanditEntrant) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import pandas as pd
-
 from research.drift.drift import Written, write
+from research.frames import Rows, framed
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
@@ -22,6 +21,7 @@ def target_tree(draft: str, branching: Sequence[int], sampling: Sampling) -> Con
     return Configuration(drafter=drafter, sampling=sampling)
 
 
+@framed
 def on_texts(
     pair: Pair,
     trees: Iterable[Configuration],
@@ -30,7 +30,7 @@ def on_texts(
     texts: int,
     max_new_tokens: int,
     observer: Observer | None = None,
-) -> pd.DataFrame:
+) -> Rows:
     """One row for autoregressive decoding (width 0) and each of `trees`, of `texts` texts a prompt
     (tokens): the mean log-likelihood of a token under the target in nats, its change against the
     first row, the share of tokens that are the target's most likely ones (`agreement`), and MAT,
@@ -44,13 +44,12 @@ def on_texts(
         )
 
     alone = written(Configuration(sampling=sampling))
-    rows = [{"draft": "autoregressive", "width": 0, "lossless": True, **_scores(alone, None)}]
+    yield {"draft": "autoregressive", "width": 0, "lossless": True, **_scores(alone, None)}
     for tree in trees:
         drafter = tree.drafter
         assert isinstance(drafter, TargetTreeSettings)
         place = {"draft": drafter.draft, "width": drafter.branching[0], "lossless": tree.lossless}
-        rows.append({**place, **_scores(written(tree), alone)})
-    return pd.DataFrame(rows)
+        yield {**place, **_scores(written(tree), alone)}
 
 
 def _scores(written: Written, alone: Written | None) -> dict[str, float]:

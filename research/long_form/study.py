@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from pydantic import PositiveInt
 
+from research.frames import Rows, framed
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import (
@@ -30,7 +31,7 @@ from specdec_core.evidence.bench.benchmark import BenchPlan
 from specdec_core.measure.comparison import interleaved
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.source import PromptSource
-from specdec_core.tokens.statistics import Generation, paired_ratio, rounds_frame
+from specdec_core.tokens.statistics import paired_ratio, rounds_frame
 
 EDGES = (128, 256, 512, 1024, 2048, 4096, 8192)
 _WARM_UP = 32
@@ -64,14 +65,14 @@ class LongForm:
         """The configurations' labels, autoregressive decoding's first."""
         return list(distinct_labels(self.configurations).values())
 
-    def table(self) -> pd.DataFrame:
+    @framed
+    def table(self) -> Rows:
         """A row a range of context (`up_to`) and `configuration`: `tokens`, `mat`, and how many
         times as fast as autoregressive decoding it is from a text's beginning to the range's end:
         `so_far`, with its 95 % interval over texts and repeats (`so_far_low`, `so_far_high`).
         Ranges that a configuration did not reach in every text are left out."""
         cut = self._in_ranges()
         base = self.labels[0]
-        rows = []
         for number, edge in enumerate(self.edges):
             for label in self.labels:
                 if not (_whole(cut, label, number) and _whole(cut, base, number)):
@@ -79,23 +80,22 @@ class LongForm:
                 rounds = cut[(cut["configuration"] == label) & (cut["range"] == number)]
                 tokens = rounds["generated"].sum()
                 so_far = paired_ratio(_pace(cut, base, number), _pace(cut, label, number))
-                rows.append(
-                    {
-                        "up_to": edge,
-                        "configuration": label,
-                        "tokens": int(tokens),
-                        "mat": tokens / len(rounds),
-                        "so_far": so_far.value,
-                        "so_far_low": so_far.low,
-                        "so_far_high": so_far.high,
-                    }
-                )
-        return pd.DataFrame(rows)
+                yield {
+                    "up_to": edge,
+                    "configuration": label,
+                    "tokens": int(tokens),
+                    "mat": tokens / len(rounds),
+                    "so_far": so_far.value,
+                    "so_far_low": so_far.low,
+                    "so_far_high": so_far.high,
+                }
 
     def _in_ranges(self) -> pd.DataFrame:
-        rounds = self.rounds
+        """The rounds with their `seconds`, and the number of the `range` that each begins in."""
+        rounds, last = self.rounds, len(self.edges) - 1
         seconds = rounds[["draft_seconds", "target_seconds", "other_seconds"]].sum(axis=1)
-        return rounds.assign(range=_ranges(rounds["context"], self.edges), seconds=seconds)
+        number = np.searchsorted(self.edges, rounds["context"].to_numpy(), side="right")
+        return rounds.assign(range=number.clip(max=last), seconds=seconds)
 
 
 def ranges_for(max_length: int, prompts: Sequence[Tokens]) -> tuple[int, ...]:
@@ -147,7 +147,10 @@ def measure_long_form(
         engine.configure(configuration)
         [generation] = engine.generate([request])
         where = {"text": request.seed, "repeat": repeat}
-        frames.append(_rounds(generation).assign(configuration=labels[configuration.id], **where))
+        rounds = rounds_frame([generation]).iloc[1:]  # the first is the prefill
+        context = generation.prompt_tokens + rounds["position"]
+        label = labels[configuration.id]
+        frames.append(rounds.assign(context=context, configuration=label, **where))
         observer.step()
     return LongForm(everyone, pd.concat(frames), edges)
 
@@ -162,17 +165,6 @@ def _turns(
             request = Request("text", prompt, end - len(prompt), seed=number, ignore_eos=True)
             for configuration in interleaved(everyone, repeat * len(prompts) + number):
                 yield configuration, request, repeat
-
-
-def _rounds(generation: Generation) -> pd.DataFrame:
-    """Without the first round, which is the prefill."""
-    frame = rounds_frame([generation]).iloc[1:]
-    return frame.assign(context=generation.prompt_tokens + frame["position"])
-
-
-def _ranges(contexts: pd.Series, edges: Sequence[int]) -> np.ndarray:
-    """The number of the range that each context is in."""
-    return np.searchsorted(edges, contexts.to_numpy(), side="right").clip(max=len(edges) - 1)
 
 
 def _whole(cut: pd.DataFrame, label: str, number: int) -> bool:

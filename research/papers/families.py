@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import pandas as pd
-
+from research.frames import Rows, framed
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.recordings.replay import Replay
@@ -27,7 +26,8 @@ def replay_trials(
     ]
 
 
-def best_of_families(recording: str, trials: Sequence[Trial]) -> pd.DataFrame:
+@framed
+def best_of_families(recording: str, trials: Sequence[Trial]) -> Rows:
     """One row a draft and family: its fastest configuration with `latency_ms`, `speedup`,
     `over_fixed` (the speedup over the best fixed K with the same draft, less 1), `of_oracle` (the
     share of the oracle's speedup with that draft), and :data:`RATES`. NaN where there is no fixed
@@ -36,25 +36,21 @@ def best_of_families(recording: str, trials: Sequence[Trial]) -> pd.DataFrame:
     for trial in by_estimate(trials):
         key = trial.configuration.draft, trial.configuration.family
         families.setdefault(key, []).append(trial)
-    rows = []
     for (draft, family), tried in sorted(families.items(), key=lambda item: item[0][0] or ""):
         best = tried[0]
-        rows.append(
-            {
-                "recording": recording,
-                "draft": draft or "",
-                "family": family,
-                "configuration": _label(best.configuration),
-                "config_id": best.id,
-                "tried": len(tried),
-                "latency_ms": 1e3 * best.metrics[SECONDS] / max(best.counts["n"], 1),
-                "speedup": best.metrics[METRIC],
-                "over_fixed": _gain(best, families.get((draft, FIXED))) - 1,
-                "of_oracle": _gain(best, families.get((draft, ORACLE))),
-                **{name: best.metrics[name] for name in RATES},
-            }
-        )
-    return pd.DataFrame(rows)
+        yield {
+            "recording": recording,
+            "draft": draft or "",
+            "family": family,
+            "configuration": _label(best.configuration),
+            "config_id": best.id,
+            "tried": len(tried),
+            "latency_ms": 1e3 * best.metrics[SECONDS] / max(best.counts["n"], 1),
+            "speedup": best.metrics[METRIC],
+            "over_fixed": _gain(best, families.get((draft, FIXED))) - 1,
+            "of_oracle": _gain(best, families.get((draft, ORACLE))),
+            **{name: best.metrics[name] for name in RATES},
+        }
 
 
 def _gain(trial: Trial, others: list[Trial] | None) -> float:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from research.bandits.comparison import ArmComparison, ArmsPlan, replay_all, settings_of
 from research.bandits.regret import exp3_bound, mean_tokens, tgd_lower_bound, ucb_bound
+from research.frames import Rows, framed
 from research.papers.families import best_of_families, replay_trials
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
@@ -53,7 +54,7 @@ def policies(recordings: Recordings, times: Profile, heads: Mapping[str, str] = 
     for name, recording in recordings.items():
         own = {head: _headed(recording, place) for head, place in heads.items()}
         replay = Replay(recording)
-        found = replay_trials(replay, [_chain(recording, policy) for policy in POLICIES], times)
+        found = replay_trials(replay, [chain(recording, policy) for policy in POLICIES], times)
         tables.append(best_of_families(name, found))
         for head, headed in own.items():
             tried = [*found, *replay_trials(replay, headed, times)]
@@ -79,7 +80,7 @@ def _headed(recording: Recording, head: str) -> list[Configuration]:
         else [{"kind": "decision", "cumulative": cumulative} for cumulative in (False, True)]
     )
     return [
-        _chain(recording, {**policy, "head": head, "threshold": threshold})
+        chain(recording, {**policy, "head": head, "threshold": threshold})
         for policy in family
         for threshold in THRESHOLDS
     ]
@@ -136,46 +137,38 @@ def orders(comparison: ArmComparison) -> dict[str, float]:
     return total
 
 
-def trees(recordings: Recordings, times: Profile) -> pd.DataFrame:
+@framed
+def trees(recordings: Recordings, times: Profile) -> Rows:
     """Draft-initialised k-configurations (Improving MCSD, Table 2 and Fig. 4) by replay: `mat`,
     accepted path over depth (`path_rate`), modelled `speedup`, by set and shape."""
-    rows = []
     for name, recording in recordings.items():
-        replay = Replay(recording, hidden=False)
+        replay, draft = Replay(recording, hidden=False), recording.draft_name()
         for branching in TREES:
-            drafter = {"kind": "tree", "draft": recording.draft_name(), "branching": branching}
-            configuration = _configured(recording, drafter)
-            rounds = replay.run(configuration)
-            drafting = rounds.depth > 0
-            rows.append(
-                {
-                    "prompts": name,
-                    "shape": "×".join(map(str, branching)),
-                    "nodes": int(rounds.drafted.max()),
-                    "mat": rounds.counts.metrics()["mat"],
-                    "path_rate": rounds.accepted.sum() / rounds.depth[drafting].sum(),
-                    "speedup": times.speedup(
-                        rounds.counts, recording.draft_name(), recording.prompts.context
-                    ),
-                }
-            )
-    return pd.DataFrame(rows)
+            drafter = {"kind": "tree", "draft": draft, "branching": branching}
+            rounds = replay.run(_configured(recording, drafter))
+            yield {
+                "prompts": name,
+                "shape": "×".join(map(str, branching)),
+                "nodes": int(rounds.drafted.max()),
+                "mat": rounds.counts.metrics()["mat"],
+                "path_rate": rounds.accepted.sum() / rounds.depth[rounds.depth > 0].sum(),
+                "speedup": times.speedup(rounds.counts, draft, recording.prompts.context),
+            }
 
 
-def ranks(recordings: Recordings) -> pd.DataFrame:
+@framed
+def ranks(recordings: Recordings) -> Rows:
     """How often the target's token is the draft's first, second, … choice (`rank`, `share`), by
     set and draft."""
-    return pd.DataFrame(
-        {"prompts": name, "draft": draft, "rank": rank, "share": share}
-        for name, recording in recordings.items()
-        for draft in recording.header.pair.drafts
-        for rank, share in enumerate(
-            Replay(recording, hidden=False).track(draft).acceptance(RANKS), start=1
-        )
-    )
+    for name, recording in recordings.items():
+        for draft in recording.header.pair.drafts:
+            shares = Replay(recording, hidden=False).track(draft).acceptance(RANKS)
+            for rank, share in enumerate(shares, start=1):
+                yield {"prompts": name, "draft": draft, "rank": rank, "share": share}
 
 
-def _chain(recording: Recording, policy: Mapping[str, Any]) -> Configuration:
+def chain(recording: Recording, policy: Mapping[str, Any]) -> Configuration:
+    """A chain of the recorded draft with this policy, sampled as it was recorded."""
     drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
     return _configured(recording, drafter)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pandas as pd
 from pydantic import Field
 
+from research.frames import Rows, framed
 from research.papers.near_ties import FirstDifference
 from research.papers.plan import Method, PaperPlan, Quantity, Table
 from specdec_core.base.files import write_atomically
@@ -121,19 +121,19 @@ class PapersResult(Document):
         measured = self.find(prompts, configuration)
         return math.nan if measured is None else measured.metrics.get(quantity, math.nan)
 
-    def frame(self, key: str) -> pd.DataFrame:
+    @framed
+    def frame(self, key: str) -> Rows:
         """A table's numbers, one row for each method, prompt set and value of the varied parameter:
         every measured quantity, the speedup's interval, the counts."""
         table = self.plan.tables[key]
-        return pd.DataFrame(
-            _row(table, method, number, measured)
-            for method in self.plan.methods(key)
-            for number, configuration in enumerate(method.configurations)
-            for prompts in self.sets_of(table)
-            if (measured := self.find(prompts, configuration)) is not None
-        )
+        for method in self.plan.methods(key):
+            for number, configuration in enumerate(method.configurations):
+                for prompts in self.sets_of(table):
+                    if (measured := self.find(prompts, configuration)) is not None:
+                        yield _row(table, method, number, measured)
 
-    def forward_times(self, key: str) -> pd.DataFrame:
+    @framed
+    def forward_times(self, key: str) -> Rows:
         """Seconds of a forward by regression over all decodings of a table (SpecDec++, §5.2 and
         Table 2): T = t_draft·N_draft + t_target·N_target + what a prompt costs, for each prompt set
         and family of configurations. Columns prompts, setting, t_draft and t_target (seconds),
@@ -142,24 +142,22 @@ class PapersResult(Document):
         methods = self.plan.methods(key)
         configurations = list(dict.fromkeys(c for m in methods for c in m.configurations))
         alone = dict.fromkeys(Configuration(sampling=c.sampling) for c in configurations)
-        rows = []
         for prompts in self.sets_of(self.plan.tables[key]):
             families: dict[str, list[Measured]] = {}
             for configuration in (*alone, *configurations):
                 measured = self.find(prompts, configuration)
                 if measured is not None and measured.timing is not None and measured.forwards:
                     families.setdefault(configuration.family, []).append(measured)
-            rows += [_regressed(prompts, *family) for family in families.items()]
-        return pd.DataFrame(rows)
+            yield from (_regressed(prompts, *family) for family in families.items())
 
-    def throughputs(self, key: str) -> pd.DataFrame:
+    @framed
+    def throughputs(self, key: str) -> Rows:
         """How well :meth:`forward_times` predict throughputs (SpecDec++, App. D.2): a row a prompt
         set and drafting configuration of a table with its family's times: tokens a second
         `measured` and `predicted`, and the relative `error` of the prediction."""
         times = {
             (row["prompts"], row["setting"]): row for _, row in self.forward_times(key).iterrows()
         }
-        rows = []
         for method in self.plan.methods(key):
             for prompts, configuration in product(
                 self.sets_of(self.plan.tables[key]), method.configurations
@@ -175,16 +173,13 @@ class PapersResult(Document):
                 predicted = sum(measured.timing.tokens) / seconds.sum()
                 taken = np.median(measured.timing.seconds, axis=0).sum()
                 real = sum(measured.timing.tokens) / taken
-                rows.append(
-                    {
-                        "prompts": prompts,
-                        "method": method.name,
-                        "measured": real,
-                        "predicted": predicted,
-                        "error": abs(predicted / real - 1),
-                    }
-                )
-        return pd.DataFrame(rows)
+                yield {
+                    "prompts": prompts,
+                    "method": method.name,
+                    "measured": real,
+                    "predicted": predicted,
+                    "error": abs(predicted / real - 1),
+                }
 
     @cached_property
     def _index(self) -> dict[tuple[str, Configuration], Measured]:

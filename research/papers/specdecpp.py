@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from research.frames import Rows, framed
 from research.papers.post_use import MOST, draft_models
 from research.papers.result import regression
 from specdec_core.base.errors import UserError
@@ -92,7 +93,8 @@ def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame
     )
 
 
-def stand_alone(greedy: Recordings) -> pd.DataFrame:
+@framed
+def stand_alone(greedy: Recordings) -> Rows:
     """Table 2's stand-alone models, timed now: the target and each draft model write texts of
     several lengths alone, greedily, after the first prompts of each set. A row a set and model:
     `prompts`, `model`, and the columns of :func:`research.papers.result.regression`, with the
@@ -100,7 +102,6 @@ def stand_alone(greedy: Recordings) -> pd.DataFrame:
     :class:`UserError` for a pair without a draft model."""
     first = next(iter(greedy.values()))
     pair, drafts = load_pair(first.header.pair), draft_models(first)
-    rows = []
     for model in (None, *drafts):
         runner = pair.open_runner(model, 1)
         for name, recording in greedy.items():
@@ -110,8 +111,7 @@ def stand_alone(greedy: Recordings) -> pd.DataFrame:
             seconds = [_written(runner, tokens, count) for tokens in prompts for count in STEPS]
             columns = np.stack([np.zeros(len(steps)), steps, np.ones(len(steps))], axis=1)
             found = regression(columns, np.array(seconds))
-            rows.append({"prompts": name, "model": model or "target", **found})
-    return pd.DataFrame(rows)
+            yield {"prompts": name, "model": model or "target", **found}
 
 
 def _written(runner: ModelRunner, prompt: Sequence[int], count: int) -> float:
@@ -151,27 +151,22 @@ def modelled_speedup(
     return profile.autoregressive_seconds(tokens, context) / total if total else 1.0
 
 
-def chosen_settings(table: pd.DataFrame) -> pd.DataFrame:
+@framed
+def chosen_settings(table: pd.DataFrame) -> Rows:
     """Of each `name` of :func:`heads` and set but dev: the speedup at the setting that is fastest
     on dev (`setting`, `speedup`), and the set's own best (`best_setting`, `best`)."""
-    rows = []
     for name, each in table.groupby("name", sort=False):
         wide = each.pivot(index="setting", columns="prompts", values="speedup")
         place = int(wide[DEV].argmax())
-        for prompts in each["prompts"].drop_duplicates():
-            if prompts == DEV:
-                continue
-            rows.append(
-                {
-                    "name": name,
-                    "prompts": prompts,
-                    "setting": wide.index[place],
-                    "speedup": wide[prompts].iloc[place],
-                    "best_setting": wide[prompts].idxmax(),
-                    "best": wide[prompts].max(),
-                }
-            )
-    return pd.DataFrame(rows)
+        for prompts in each.loc[each["prompts"] != DEV, "prompts"].drop_duplicates():
+            yield {
+                "name": name,
+                "prompts": prompts,
+                "setting": wide.index[place],
+                "speedup": wide[prompts].iloc[place],
+                "best_setting": wide[prompts].idxmax(),
+                "best": wide[prompts].max(),
+            }
 
 
 def best_head(table: pd.DataFrame) -> str:

@@ -8,12 +8,13 @@ is drawn once (rejection sampling, :mod:`specdec_core.recordings.verified`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from research.frames import Rows, framed
 from research.long_form.study import LongForm
 from research.papers.bounds import (
     RatioFit,
@@ -23,7 +24,7 @@ from research.papers.bounds import (
     entropy_ratio,
     oracle_bound,
 )
-from specdec_core.config import Configuration, parse
+from research.papers.replayed import chain
 from specdec_core.cost import Profile
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.recordings.replay import Replay
@@ -50,52 +51,41 @@ COMPARED = ("Constant, K=5", "Heuristic", "SVIP, h=0.3", "SVIP, h=1.2")  # Figs.
 Recordings = Mapping[str, Recording]
 
 
-def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) -> pd.DataFrame:
+@framed
+def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) -> Rows:
     """Fig. 1: the oracle's draft lengths by context. A row a set, its sampling, and range of
     context that ends at `up_to` tokens: `rounds` of the oracle, `mean` and `variance` of the tokens
     that they accept, and the variance's 95 % interval over prompts (`variance_low`,
     `variance_high`). An output's last round, which its end cuts, is left out. The `long` texts
     of a set have separate rows."""
-    rows = []
-    apart = {f"{name}, long": recording for name, recording in long.items()}
-    for place, recording, track in _each(greedy, sampled, apart):
+    for place, recording, track in _each(greedy, sampled, _apart(long)):
         prompt, start, length = _oracle_rounds(track)
-        prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
-        context = prompt_tokens[prompt] + track.position[start]
-        which = np.searchsorted(EDGES, context)
-        for number, edge in enumerate(EDGES):
-            inside = which == number
-            if inside.sum() < LEAST:
-                continue
-            rows.append(
-                {
-                    **place,
-                    "up_to": edge,
-                    "rounds": int(inside.sum()),
-                    "mean": length[inside].mean(),
-                    "variance": length[inside].var(ddof=1),
-                    **_variance_interval(length[inside], prompt[inside]),
-                }
-            )
-    return pd.DataFrame(rows)
+        for edge, inside in _ranges(recording, prompt, track.position[start]):
+            yield {
+                **place,
+                "up_to": edge,
+                "rounds": int(inside.sum()),
+                "mean": length[inside].mean(),
+                "variance": length[inside].var(ddof=1),
+                **_variance_interval(length[inside], prompt[inside]),
+            }
 
 
-def entropies(*recordings: Recordings) -> pd.DataFrame:
+@framed
+def entropies(*recordings: Recordings) -> Rows:
     """Table 1: a row a set and sampling with the draft's mean entropy at `accepted` and at
     `rejected` candidates (nats), and how many there are of each."""
-    rows = []
     for place, _, track in _each(*recordings):
         accepted, entropy = track.trace.agrees, track.trace.entropy[track.trace.trajectory]
         means = {"accepted": entropy[accepted].mean(), "rejected": entropy[~accepted].mean()}
         counts = {"n_accepted": int(accepted.sum()), "n_rejected": int((~accepted).sum())}
-        rows.append({**place, **means, **counts})
-    return pd.DataFrame(rows)
+        yield {**place, **means, **counts}
 
 
-def divergence_before_rejections(*recordings: Recordings) -> pd.DataFrame:
+@framed
+def divergence_before_rejections(*recordings: Recordings) -> Rows:
     """Fig. 3a: mean KL(q‖p), nats, at rejected candidates (`offset` 0) and at the four accepted
     ones before them (-4 … -1). Rejections behind fewer accepted candidates are left out."""
-    rows = []
     for place, _, track in _each(*recordings):
         trace = track.trace
         at = trace.trajectory
@@ -108,29 +98,27 @@ def divergence_before_rejections(*recordings: Recordings) -> pd.DataFrame:
         rejected = np.flatnonzero(~trace.agrees & (before >= BEFORE))
         for offset in range(-BEFORE, 1):
             mean = kl[rejected + offset].mean() if len(rejected) else np.nan
-            rows.append({**place, "offset": offset, "kl": mean, "rejections": len(rejected)})
-    return pd.DataFrame(rows)
+            yield {**place, "offset": offset, "kl": mean, "rejections": len(rejected)}
 
 
-def sorted_probabilities(*recordings: Recordings) -> pd.DataFrame:
+@framed
+def sorted_probabilities(*recordings: Recordings) -> Rows:
     """Fig. 3b: the mean log probability of the draft's `rank`-th most likely token, at accepted
     and at rejected candidates (`outcome`). Recordings hold the ten most likely."""
-    rows = []
     for place, _, track in _each(*recordings):
         trace = track.trace
         log_q = np.log(np.maximum(trace.top_probs[trace.trajectory], 1e-12))
         for outcome, chosen in (("accepted", trace.agrees), ("rejected", ~trace.agrees)):
             for rank, value in enumerate(log_q[chosen].mean(axis=0), start=1):
-                rows.append({**place, "outcome": outcome, "rank": rank, "log_probability": value})
-    return pd.DataFrame(rows)
+                yield {**place, "outcome": outcome, "rank": rank, "log_probability": value}
 
 
-def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
+@framed
+def bounds(*recordings: Recordings, bins: int = 40) -> Rows:
     """Fig. 4: the acceptance probability β of positions, sorted by it and in `bins` equal parts,
     with the mean of Pinsker's bound (Eq. 4), of Bretagnolle–Huber's (Eq. 12) and of 1 - sqrt(c H),
     c = 0.18 (Eq. 6), all at least 0. `holds` is the part's share of positions with 1 - sqrt(c H)
     below β."""
-    rows = []
     for place, _, track in _each(*recordings):
         trace, at = track.trace, track.trace.trajectory
         beta, entropy = trace.overlap[at].astype(float), trace.entropy[at]
@@ -139,24 +127,21 @@ def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
         alone = np.maximum(approximation_bound(entropy, PAPER_C), 0)
         parts = np.array_split(np.argsort(beta, kind="stable"), bins)
         for number, part in enumerate(parts):
-            rows.append(
-                {
-                    **place,
-                    "share": (number + 0.5) / bins,
-                    "beta": beta[part].mean(),
-                    "oracle_bound": oracle[part].mean(),
-                    "huber_bound": huber[part].mean(),
-                    "approximation": alone[part].mean(),
-                    "holds": np.mean(alone[part] <= beta[part] + 1e-6),
-                }
-            )
-    return pd.DataFrame(rows)
+            yield {
+                **place,
+                "share": (number + 0.5) / bins,
+                "beta": beta[part].mean(),
+                "oracle_bound": oracle[part].mean(),
+                "huber_bound": huber[part].mean(),
+                "approximation": alone[part].mean(),
+                "holds": np.mean(alone[part] <= beta[part] + 1e-6),
+            }
 
 
-def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
+@framed
+def ratio_fits(*recordings: Recordings) -> Rows:
     """Eqs. 9 and 14: how often γ ≤ 2c + 1, so that the approximation is a bound, by `c`: as
     `measured`, by the Gaussian and by the shifted Gamma fitted to γ, with their parameters."""
-    rows = []
     for place, _, track in _each(*recordings):
         trace, at = track.trace, track.trace.trajectory
         entropy, cross = trace.entropy[at], trace.cross_entropy[at]
@@ -171,82 +156,64 @@ def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
         for c in CONSTANTS:
             shares = {name: float(fit.reliability(c)) for name, fit in fits.items()}
             row = {**place, "c": c, "measured": np.mean(ratio <= 2 * c + 1), **shares}
-            rows.append(row | dict(zip(names, parameters, strict=True)))
-    return pd.DataFrame(rows)
+            yield row | dict(zip(names, parameters, strict=True))
 
 
-def lengths(*recordings: Recordings) -> pd.DataFrame:
+@framed
+def lengths(*recordings: Recordings) -> Rows:
     """Figs. 6 and 7: what policies draft, by replay. A row a set, sampling and policy: tokens
     `drafted` a round, share `accepted` and `mat` of the rounds in which the policy was free to
     draft 40; and of those that begin where an oracle's round begins (Fig. 1) the mean of drafted
     minus the oracle's tokens (`delta`), its size (`distance`) and how often it is 0 (`exact`).
     Every policy has a round at each of the oracle's. One that stops early has further rounds
     before the oracle's next; with them a long stretch of agreement would count many times."""
-    rows = []
     for place, recording, track in _each(*recordings):
         for policy, rounds in _replayed(recording, POLICIES):
             free, delta = _deltas(track, rounds)
             if not len(delta):
                 continue
-            rows.append(
-                {
-                    **place,
-                    "policy": policy,
-                    "drafted": rounds.drafted[free].mean(),
-                    "accepted": rounds.accepted[free].sum() / max(rounds.drafted[free].sum(), 1),
-                    "mat": rounds.generated[free].mean(),
-                    "delta": delta.mean(),
-                    "distance": np.abs(delta).mean(),
-                    "exact": np.mean(delta == 0),
-                }
-            )
-    return pd.DataFrame(rows)
+            yield {
+                **place,
+                "policy": policy,
+                "drafted": rounds.drafted[free].mean(),
+                "accepted": rounds.accepted[free].sum() / max(rounds.drafted[free].sum(), 1),
+                "mat": rounds.generated[free].mean(),
+                "delta": delta.mean(),
+                "distance": np.abs(delta).mean(),
+                "exact": np.mean(delta == 0),
+            }
 
 
-def speedups(sampled: Recordings, long: Recordings, times: Profile) -> pd.DataFrame:
+@framed
+def speedups(sampled: Recordings, long: Recordings, times: Profile) -> Rows:
     """Table 3 and Fig. 7a: by set and policy the modelled `speedup` at this machine's forward
     times, and the `tokens` of a text in the mean. The `long` texts of a set have separate rows.
     Policies' own time is left out."""
-    apart = {f"{name}, long": recording for name, recording in long.items()}
-    return pd.DataFrame(
-        {
-            "prompts": name,
-            "tokens": np.mean([len(output) for output in recording.prompts.outputs]),
-            "policy": policy,
-            "speedup": times.speedup(
-                rounds.counts, recording.draft_name(), recording.prompts.context
-            ),
-        }
-        for name, recording in {**sampled, **apart}.items()
-        for policy, rounds in _replayed(recording, POLICIES)
-    )
+    for name, recording in {**sampled, **_apart(long)}.items():
+        draft, context = recording.draft_name(), recording.prompts.context
+        tokens = np.mean([len(output) for output in recording.prompts.outputs])
+        for policy, rounds in _replayed(recording, POLICIES):
+            speedup = times.speedup(rounds.counts, draft, context)
+            yield {"prompts": name, "tokens": tokens, "policy": policy, "speedup": speedup}
 
 
-def lengths_by_context(*recordings: Recordings) -> pd.DataFrame:
+@framed
+def lengths_by_context(*recordings: Recordings) -> Rows:
     """Fig. 6: tokens `drafted` a round and the share `accepted`, by policy and range of context
     that ends at `up_to`."""
-    rows = []
     for place, recording, track in _each(*recordings):
-        prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
-        for policy, rounds in _replayed(recording, {key: POLICIES[key] for key in COMPARED}):
+        for policy, rounds in _replayed(recording, COMPARED):
             free, _ = _deltas(track, rounds)
-            which = np.searchsorted(EDGES, prompt_tokens[rounds.prompt] + rounds.position)
-            for number, edge in enumerate(EDGES):
-                inside = free & (which == number)
-                if inside.sum() < LEAST:
-                    continue
+            for edge, inside in _ranges(recording, rounds.prompt, rounds.position, free):
                 drafted, accepted = rounds.drafted[inside], rounds.accepted[inside]
-                rows.append(
-                    {
-                        **place,
-                        "policy": policy,
-                        "up_to": edge,
-                        "rounds": int(inside.sum()),
-                        "drafted": drafted.mean(),
-                        "accepted": accepted.sum() / max(drafted.sum(), 1),
-                    }
-                )
-    return pd.DataFrame(rows)
+                yield {
+                    **place,
+                    "policy": policy,
+                    "up_to": edge,
+                    "rounds": int(inside.sum()),
+                    "drafted": drafted.mean(),
+                    "accepted": accepted.sum() / max(drafted.sum(), 1),
+                }
 
 
 def long_texts(long_form: LongForm) -> pd.DataFrame:
@@ -255,17 +222,20 @@ def long_texts(long_form: LongForm) -> pd.DataFrame:
     return long_form.table()
 
 
-def example(recordings: Recordings) -> pd.DataFrame:
+@framed
+def example(recordings: Recordings) -> Rows:
     """Fig. 8: the tokens `drafted` in the first rounds of the first set's first text, by policy,
     and beside them the oracle's own rounds."""
     place, recording, track = next(_each(recordings))
-    name, rows = place["prompts"], []
-    for policy, rounds in _replayed(recording, {key: POLICIES[key] for key in COMPARED}):
-        of_first = (rounds.prompt == 0) & (rounds.position > 0)
-        rows += _numbered(name, policy, rounds.drafted[of_first])
+    by_policy = {
+        policy: rounds.drafted[(rounds.prompt == 0) & (rounds.position > 0)]
+        for policy, rounds in _replayed(recording, COMPARED)
+    }
     prompt, _, length = _oracle_rounds(track)
-    rows += _numbered(name, ORACLE, length[prompt == 0])
-    return pd.DataFrame(rows)
+    for policy, drafted in {**by_policy, ORACLE: length[prompt == 0]}.items():
+        for number, tokens in enumerate(drafted[:EXAMPLE_ROUNDS], start=1):
+            where = {"prompts": place["prompts"], "policy": policy, "round": number}
+            yield {**where, "drafted": int(tokens)}
 
 
 def tokens(*recordings: Recordings) -> pd.DataFrame:
@@ -305,6 +275,24 @@ def _each(*recordings: Recordings) -> Iterator[tuple[dict[str, Any], Recording, 
             yield place, recording, Replay(recording, hidden=False, drawn=True).track()
 
 
+def _apart(long: Recordings) -> dict[str, Recording]:
+    """The recordings of long texts, under names of their own."""
+    return {f"{name}, long": recording for name, recording in long.items()}
+
+
+def _ranges(
+    recording: Recording, prompt: np.ndarray, position: np.ndarray, among: np.ndarray | bool = True
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The end of each range of context, and which of the places `among` some are in it; without the
+    ranges of fewer than 20. A place is a position in the output of a prompt."""
+    prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
+    which = np.searchsorted(EDGES, prompt_tokens[prompt] + position)
+    for number, edge in enumerate(EDGES):
+        inside = (which == number) & among
+        if inside.sum() >= LEAST:
+            yield edge, inside
+
+
 def _oracle_rounds(track: Track) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rounds of a policy that always drafts what will be accepted: prompt, start and accepted
     candidates of each. The first begins behind the target's first token; the last is left out."""
@@ -333,15 +321,12 @@ def _variance_interval(
 
 
 def _replayed(
-    recording: Recording, policies: Mapping[str, Mapping[str, Any]]
+    recording: Recording, policies: Iterable[str]
 ) -> Iterator[tuple[str, ReplayedRounds]]:
-    """The rounds of chains of the first draft, by policy."""
+    """The rounds of chains of the first draft, by policies of these names."""
     replay = Replay(recording, hidden=False, drawn=True)
-    header = recording.header
-    for name, policy in policies.items():
-        drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
-        content = {"drafter": drafter, "sampling": header.sampling.model_dump()}
-        yield name, replay.run(parse(Configuration, content, name))
+    for name in policies:
+        yield name, replay.run(chain(recording, POLICIES[name]))
 
 
 def _deltas(track: Track, rounds: ReplayedRounds) -> tuple[np.ndarray, np.ndarray]:
@@ -354,10 +339,3 @@ def _deltas(track: Track, rounds: ReplayedRounds) -> tuple[np.ndarray, np.ndarra
     oracle[starts] = lengths
     compared = free & (oracle[start] >= 0)
     return free, (rounds.drafted - oracle[start])[compared]
-
-
-def _numbered(name: str, policy: str, drafted: Sequence[int]) -> list[dict[str, object]]:
-    return [
-        {"prompts": name, "policy": policy, "round": number, "drafted": int(length)}
-        for number, length in enumerate(drafted[:EXAMPLE_ROUNDS], start=1)
-    ]
