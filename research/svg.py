@@ -145,6 +145,7 @@ def lines_svg(
     low_y, high_y, step = _round_range(
         min([*ys, 0.0] if zero else ys, default=0.0), max(ys, default=1.0)
     )
+    longest = max((len(line.name) for line in lines), default=0)
     across = _WIDTH / ((high_x - low_x) or 1.0)
     up = _PLOT / (high_y - low_y)
 
@@ -154,10 +155,7 @@ def lines_svg(
     return _TEMPLATES.get_template("lines.jinja").render(
         title=title,
         subtitle=subtitle,
-        width=_LEFT
-        + _WIDTH
-        + 40
-        + round(_LETTER * max((len(line.name) for line in lines), default=0)),
+        width=_LEFT + _WIDTH + 40 + round(_LETTER * longest),
         height=max(_HEIGHT, _TOP + 18 * len(lines)),
         left=_LEFT,
         right=_LEFT + _WIDTH,

@@ -1,5 +1,6 @@
 """The pair's drafts, distilled from the target."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from research.bundled_pair.corpus_rows import shuffled
-from research.bundled_pair.optimisation import Optimiser, Report, batches_for, build, train
+from research.bundled_pair.optimisation import Optimiser, Report, build, train
 from research.bundled_pair.settings import Settings
 from research.bundled_pair.teacher import LabelledRows
 
@@ -71,7 +72,8 @@ class _LabelledBatches:
 
     def __len__(self) -> int:
         settings = self.settings
-        return batches_for(settings.distil_tokens, settings.distil_rows * settings.text_row_tokens)
+        batch = settings.distil_rows * settings.text_row_tokens
+        return math.ceil(settings.distil_tokens / batch)
 
     def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
         settings, [number] = self.settings, numbers

@@ -1,6 +1,5 @@
 """A model of the pair, its optimiser, and the training of either kind of model."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,11 +125,6 @@ def train(
         **facts,
     }
     save(work / f"{name}.pt", {"model": model.state_dict(), "facts": facts})
-
-
-def batches_for(tokens: int, batch_tokens: int) -> int:
-    """How many batches have that many tokens."""
-    return math.ceil(tokens / batch_tokens)
 
 
 def _rate(share: float) -> float:

@@ -1,5 +1,6 @@
 """The pair's target: next-token training, then sharpening."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from research.bundled_pair import corpus
 from research.bundled_pair.corpus_rows import Rows
-from research.bundled_pair.optimisation import Optimiser, Report, batches_for, build, train
+from research.bundled_pair.optimisation import Optimiser, Report, build, train
 from research.bundled_pair.settings import Settings
 
 
@@ -52,7 +53,7 @@ class _CorpusBatches:
 
     def __len__(self) -> int:
         settings = self.settings
-        return batches_for(settings.target_tokens, settings.rows * settings.row_tokens)
+        return math.ceil(settings.target_tokens / (settings.rows * settings.row_tokens))
 
     def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
         settings = self.settings

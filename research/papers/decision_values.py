@@ -3,17 +3,14 @@ that the target accepts from those that it rejects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from specdec_core.base.observer import Observer
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
-from specdec_core.recordings.schema import Recording
-from specdec_core.training.heads.examples import Examples, load_examples
+from specdec_core.training.heads.examples import Examples
 from specdec_core.training.heads.metrics import auc
 from specdec_core.training.heads.training import HeadTraining
 
@@ -66,31 +63,10 @@ class DecisionValues:
         return pd.DataFrame({"low": edges[:-1], "high": edges[1:], **parts})
 
 
-def decision_values(
-    recordings: Sequence[Recording],
-    draft: str | None = None,
-    kinds: Sequence[HeadKind] = KINDS,
-    settings: HeadTrainingSettings = SETTINGS,
-    observer: Observer | None = None,
-) -> list[DecisionValues]:
-    """Train a decision model of each kind on the recordings' prompts (train), keep its best epoch
-    (dev), and let it judge the candidates of the remaining prompts (test).
-
-    Raises:
-        UserError: no such draft; too few prompts for a split into three.
-    """
-    observer = observer or Observer()
-    name = recordings[0].draft_name(draft)
-    examples = load_examples(recordings, name, kinds)
-    return [judged(examples[kind], settings, observer) for kind in kinds]
-
-
-def judged(
-    examples: Examples, settings: HeadTrainingSettings = SETTINGS, observer: Observer | None = None
-) -> DecisionValues:
-    """Train a decision model on its examples, and let it judge the examples of test."""
-    observer = observer or Observer()
-    observer.stage(f"training {examples.kind} of {examples.draft}")
+def judged(examples: Examples, settings: HeadTrainingSettings = SETTINGS) -> DecisionValues:
+    """Train a decision model on some prompts' examples (train), keep its best epoch (dev), and let
+    it judge the candidates of the remaining prompts (test). Raises :class:`UserError` for too few
+    prompts."""
     training = HeadTraining(HeadSpec(kind=examples.kind), examples, settings)
     training.run()
     values, accepted = training.tested()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from dashboards import cells
 from dashboards.look import OTHER_COLOURS, style
 from research.papers.plan import Method, Quantity
 from research.papers.result import PapersResult
@@ -55,7 +56,7 @@ def paper_svg(result: PapersResult, key: str) -> str:
                 measured = result.find(prompts, configuration)
                 timing = measured.timing if measured and quantity == "speedup" else None
                 ends = (timing.low, timing.high) if timing else (value, value)
-                label = format(value, form.removesuffix("×")) + "×" * form.endswith("×")
+                label = cells.as_number(value, form)
                 bars.append(SvgBar(", ".join(parts), prompts, value, *ends, label))
     colours = dict(zip(sets, OTHER_COLOURS, strict=False))
     one = quantity == "speedup"

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 import pandas as pd
 
 from research.drift.by_width import on_texts, target_tree
-from research.papers.decision_values import DecisionValues, decision_values
+from research.papers import decision_values
+from research.papers.decision_values import KINDS, DecisionValues
 from research.papers.post_use import draft_models
 from specdec_core.config import Sampling
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.schema import Recording
+from specdec_core.training.heads.examples import load_examples
 
 WIDTHS = (1, 2, 3)
 BRANCHING = (4, 3, 1, 1)  # below the target's own tokens (§4.1)
@@ -26,14 +28,18 @@ def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
     """One row a candidate that a decision model judged: kind, draft, trained (examples), value,
     accepted. Trained on some of the recordings' prompts, judged on the rest. Raises
     :class:`UserError` where these are too few, or the pair has no draft model."""
-    first = next(iter(recordings.values()))
-    parts = [
+    sets = list(recordings.values())
+    found = [
+        decision_values.judged(examples)
+        for draft in draft_models(sets[0])
+        for examples in load_examples(sets, draft, KINDS).values()
+    ]
+    parts = (
         pd.DataFrame({"value": each.values, "accepted": each.accepted}).assign(
             kind=each.kind, draft=each.draft, trained=each.trained
         )
-        for draft in draft_models(first)
-        for each in decision_values(list(recordings.values()), draft)
-    ]
+        for each in found
+    )
     return pd.concat(parts, ignore_index=True)
 
 

@@ -16,7 +16,7 @@ from research.papers.methods import Ours, OursOfSection, Paper, PaperMethod, mea
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
 from research.papers.tables import notes, sections_of
-from research.papers.verdicts import VERDICT
+from research.papers.verdicts import VERDICT, between
 
 TITLE = "The papers, exhibit by exhibit"
 ABOUT = (
@@ -139,6 +139,5 @@ def _ours(result: PapersResult, ours: Ours | None) -> str:
     if ours is None or ends is None:
         return cells.NONE
     look = QUANTITIES[ours.quantity]
-    low, high = (cells.as_number(value, look.form) for value in ends)
     name = "" if ours.quantity == "speedup" else f"{look.heading} "
-    return name + (low if low == high else f"{low}–{high}")
+    return name + between(ends, look.form)

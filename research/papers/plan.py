@@ -282,8 +282,7 @@ class PaperPlan(Value):
                 sampling["top_k"] = table.top_k
             configurations = []
             for value in table.values:
-                named = _renamed(row.drafter, "head", self.heads)
-                drafter = _filled(named, table.varied, value)
+                drafter = _filled(row.drafter, self.heads, {table.varied: value})
                 if row.drafter is not None and not row.drafter:
                     raise UserError(f"{where}.drafter: empty; leave it out to decode without one")
                 content = {"drafter": drafter, "sampling": sampling}
@@ -301,25 +300,14 @@ class PaperPlan(Value):
                 yield Method(row.name + named + suffix, complete, row.reported)
 
 
-def _filled(value: Any, name: str | None, filling: Scalar | None) -> Any:
-    """`value` with `filling` wherever `name` stands."""
+def _filled(value: Any, heads: Mapping[str, str], varied: Mapping[Any, Any], key: str = "") -> Any:
+    """`value` with the path of each of the `heads` for its name, and the value of what is `varied`
+    for its name. `key` is what `value` stands under."""
     if isinstance(value, dict):
-        return {key: _filled(part, name, filling) for key, part in value.items()}
+        return {name: _filled(part, heads, varied, name) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_filled(part, name, filling) for part in value]
-    return filling if name is not None and value == name else value
-
-
-def _renamed(value: Any, key: str, names: Mapping[str, str]) -> Any:
-    """`value` with other names wherever one stands under `key`."""
-    if isinstance(value, list | tuple):
-        return [_renamed(part, key, names) for part in value]
-    if not isinstance(value, dict):
-        return value
-    changed = {name: _renamed(part, key, names) for name, part in value.items()}
-    if changed.get(key) in names:
-        changed[key] = names[changed[key]]
-    return changed
+        return [_filled(part, heads, varied) for part in value]
+    return varied.get(heads.get(value, value) if key == "head" else value, value)
 
 
 def _extended(path: str | Path, extending: Sequence[Path] = ()) -> dict[str, Any]:

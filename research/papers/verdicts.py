@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dashboards import cells
 from research.papers.figures import QUANTITIES
 from research.papers.plan import Claim, Quantity
 from research.papers.result import Measured, PapersResult
@@ -35,12 +36,7 @@ def verdict(good: Iterable[bool], sentence: str) -> str:
 def between(values: Iterable[float], form: str) -> str:
     """The least and the greatest of some values that are known."""
     known = [value for value in values if not np.isnan(value)]
-    unit = "×" * form.endswith("×")
-    ends = (
-        [format(end(known), form.removesuffix("×")) + unit for end in (min, max)]
-        if known
-        else ["–"]
-    )
+    ends = [cells.as_number(end(known), form) for end in (min, max)] if known else [cells.NONE]
     return "–".join(dict.fromkeys(ends))
 
 

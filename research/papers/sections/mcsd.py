@@ -34,19 +34,12 @@ def values(table: pd.DataFrame) -> Section:
     """A row a decision model; the histograms of the first one, T1."""
     found = mcsd.judged(table)
     shares = found[0].shares()
+    names = ("kind", "draft", "trained", "auc", "overlap", "stopped", "passed")
     rows = [
-        {
-            "kind": each.kind,
-            "draft": each.draft,
-            "trained": each.trained,
-            "judged": len(each.values),
-            "auc": each.auc,
-            "overlap": each.overlap,
-            "stopped": each.stopped,
-            "passed": each.passed,
-        }
+        {"judged": len(each.values), **{name: getattr(each, name) for name in names}}
         for each in found
     ]
+    middles = ((shares["low"] + shares["high"]) / 2).tolist()
     return Section(
         note="Of candidates of prompts that the models were neither trained nor chosen on. Overlap"
         " is the area that the histograms of accepted and of rejected candidates share; the last"
@@ -55,12 +48,7 @@ def values(table: pd.DataFrame) -> Section:
             f"Values of {found[0].kind.upper()} by outcome",
             f"share of the accepted and of the rejected candidates; {found[0].draft}",
             [
-                SvgLine(
-                    outcome,
-                    colour,
-                    ((shares["low"] + shares["high"]) / 2).tolist(),
-                    shares[outcome].tolist(),
-                )
+                SvgLine(outcome, colour, middles, shares[outcome].tolist())
                 for outcome, colour in OUTCOMES.items()
             ],
             ("value", "share"),

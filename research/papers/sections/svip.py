@@ -126,10 +126,7 @@ def bounds(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "Acceptance probability and its lower bounds",
             f"{first['prompts'].iloc[0]}, sampled; means of equal parts",
-            [
-                SvgLine.of(name, colour, first, "share", column, dash)
-                for name, (column, colour, dash) in curves.items()
-            ],
+            _curves(first, "share", curves),
             ("positions sorted by β", "probability"),
             {0.0125: "0", 0.5: "50 %", 0.9875: "100 %"},
         ),
@@ -161,10 +158,7 @@ def ratio_fits(table: pd.DataFrame) -> Section:
         svg=lines_svg(
             "How often the approximation is a bound",
             f"{first['prompts'].iloc[0]}, sampled",
-            [
-                SvgLine.of(name, colour, first, "c", column, dash)
-                for name, (column, colour, dash) in curves.items()
-            ],
+            _curves(first, "c", curves),
             ("c", "share of positions"),
             {c: f"{c:g}" for c in (0.18, 0.5, 1.0, 2.0)},
         ),
@@ -181,6 +175,11 @@ def ratio_fits(table: pd.DataFrame) -> Section:
             },
         ),
     )
+
+
+def _curves(frame: pd.DataFrame, x: str, columns: dict[str, tuple[str, str, str]]) -> list[SvgLine]:
+    """A line over `x` for each name: of a column, in a colour, with a dash."""
+    return [SvgLine.of(n, colour, frame, x, y, dash) for n, (y, colour, dash) in columns.items()]
 
 
 def lengths_by_context(table: pd.DataFrame) -> Section:
