@@ -19,6 +19,7 @@ from specdec_core.base.files import write_atomically
 from specdec_core.config import load_yaml, parse
 
 EXPERIMENT = "bundled-pair"
+WORK, OUT = Path("build/pair"), Path("build/bundled")
 
 
 class PhaseProgress:
@@ -50,12 +51,8 @@ def settings_from(smoke: bool, config: Path | None) -> Settings:
 
 
 def main(
-    work: Annotated[Path, Option(help="Checkpoints and finished phases of a recipe.")] = Path(
-        "build/pair"
-    ),
-    out: Annotated[Path, Option(help="Receives weights/, prompts.json and pair.json.")] = Path(
-        "build/bundled"
-    ),
+    work: Annotated[Path, Option(help="Checkpoints and finished phases of a recipe.")] = WORK,
+    out: Annotated[Path, Option(help="Receives weights/, prompts.json and pair.json.")] = OUT,
     config: Annotated[Path | None, Option(help="YAML with settings to change.")] = None,
     smoke: Annotated[bool, Option(help="Tiny models, every phase, seconds.")] = False,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from specdec_core.prompts.stdlib import (
     PROMPTS_FILE,
     PromptReference,
     Split,
-    draw_references,
     module_source,
     modules_of,
 )
@@ -31,14 +29,6 @@ def encode_documents(tokenizer: Any, documents: Sequence[str]) -> list[list[int]
     """Token ids of each document, each ended by the end-of-text token."""
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     return [[*ids, end] for ids in tokenizer(list(documents), verbose=False)["input_ids"]]
-
-
-def choose_references(
-    split: Split, tokenizer: Any, count: int, modules: int | None = None
-) -> list[PromptReference]:
-    """The first `count` references of :func:`draw_references`."""
-    drawn = draw_references(split, tokenizer, modules=modules)
-    return [reference for reference, _ in islice(drawn, count)]
 
 
 def save_references(references: Sequence[PromptReference], path: Path = PROMPTS_FILE) -> None:

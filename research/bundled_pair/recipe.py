@@ -5,6 +5,7 @@ also write checkpoints and resume from the latest.
 """
 
 import platform
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def export(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast, o
     references = []
     for split in stdlib.SPLITS:
         count = {"held_out": settings.held_out_prompts, "seen": settings.seen_prompts}[split]
-        references += corpus.choose_references(split, tokenizer, count, modules=settings.modules)
+        drawn = stdlib.draw_references(split, tokenizer, modules=settings.modules)
+        references += [reference for reference, _ in islice(drawn, count)]
     corpus.save_references(references, out / "prompts.json")
 
 

@@ -76,8 +76,7 @@ def random_model(shape: str, dtype: str) -> PreTrainedModel:
         model.model.rotary_emb = type(rope)(config).to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(f"--shape {shape}: its weights do not fit this device") from error
-    loaded: PreTrainedModel = model
-    return loaded
+    return model
 
 
 def bandwidth(device: torch.device, repeats: int = 9) -> float:

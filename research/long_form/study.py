@@ -169,9 +169,9 @@ def _turns(
 
 def _whole(cut: pd.DataFrame, label: str, number: int) -> bool:
     """Whether a configuration has rounds in the range of this number of every text."""
-    of_all = cut[["text", "repeat"]].drop_duplicates()
     mine = cut[(cut["configuration"] == label) & (cut["range"] == number)]
-    return len(mine[["text", "repeat"]].drop_duplicates()) == len(of_all)
+    ours, of_all = (rounds.groupby(["text", "repeat"]).ngroups for rounds in (mine, cut))
+    return ours == of_all
 
 
 def _pace(cut: pd.DataFrame, label: str, last: int) -> np.ndarray:

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 def expected_acceptance(p: ArrayLike, q: ArrayLike) -> np.ndarray:
     """Eq. 1: β = Σ min(p, q), the chance that a token drawn from q is accepted, over the last
     axis."""
-    overlap: np.ndarray = np.minimum(p, q).sum(axis=-1)
-    return overlap
+    return np.minimum(p, q).sum(axis=-1)
 
 
 def entropy(q: ArrayLike) -> np.ndarray:
@@ -31,8 +30,7 @@ def cross_entropy(q: ArrayLike, p: ArrayLike) -> np.ndarray:
     q, p = np.broadcast_arrays(np.asarray(q, dtype=float), np.asarray(p, dtype=float))
     with np.errstate(divide="ignore"):
         log_p = np.log(p)
-    expected: np.ndarray = np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
-    return -expected
+    return -np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
 
 
 def divergence(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
@@ -54,8 +52,7 @@ def bretagnolle_huber_bound(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.
     Cauchy-Schwarz (Σ sqrt(p q))² = (Σ sqrt(max · min))² ≤ (1 + δ)(1 - δ) = 1 - δ², and by Jensen
     Σ sqrt(p q) = Σ q sqrt(p/q) ≥ exp(-KL/2). Hence δ² ≤ 1 - exp(-KL).
     """
-    bound: np.ndarray = 1 - np.sqrt(-np.expm1(-divergence(entropy, cross_entropy)))
-    return bound
+    return 1 - np.sqrt(-np.expm1(-divergence(entropy, cross_entropy)))
 
 
 def entropy_ratio(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:

@@ -49,8 +49,7 @@ def best_lengths(replay: Replay, target_cost: float, draft: str | None = None) -
         metrics = _plain(replay, name, length).counts.metrics()
         mat, utilisation = metrics["mat"], metrics["utilisation"] or np.inf
         speedup = post_use_speedup(mat, utilisation, 1.0, target_cost)
-        row = {"length": length, "mat": mat, "utilisation": utilisation, "speedup": speedup}
-        rows.append(row)
+        rows.append({"length": length, "mat": mat, "utilisation": utilisation, "speedup": speedup})
     lengths = pd.DataFrame(rows)
     fixed = int(lengths["length"][lengths["speedup"].argmax()])
     track, rounds = replay.track(name), _plain(replay, name, fixed)
@@ -127,8 +126,7 @@ def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_ReusedR
     track, rounds = replay.track(draft), _plain(replay, draft, length)
     columns = (rounds.prompt, rounds.position, rounds.drafted, rounds.accepted, rounds.generated)
     found: list[list[_ReusedRound]] = [[] for _ in rounds.ids]
-    for row in np.stack(columns, axis=1).tolist():
-        prompt, position, drafted, accepted, generated = row
+    for prompt, position, drafted, accepted, generated in np.stack(columns, axis=1).tolist():
         if not drafted:
             continue
         output = replay.recording.prompts.outputs[prompt].tolist()

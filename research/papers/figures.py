@@ -59,8 +59,7 @@ def paper_svg(result: PapersResult, key: str) -> str:
                 label = cells.as_number(value, form)
                 bars.append(SvgBar(", ".join(parts), prompts, value, *ends, label))
     colours = dict(zip(sets, OTHER_COLOURS, strict=False))
-    one = quantity == "speedup"
-    return bars_svg(table.title, f"{heading}: {meaning}", bars, colours, one)
+    return bars_svg(table.title, f"{heading}: {meaning}", bars, colours, quantity == "speedup")
 
 
 def _frontier(result: PapersResult, key: str) -> str:

@@ -324,8 +324,7 @@ def _extended(path: str | Path, extending: Sequence[Path] = ()) -> dict[str, Any
     if not isinstance(other, str):
         raise UserError(f"{path}: extends: expected the path of a file")
     base = _extended(path.parent / other, (*extending, path.resolve()))
-    merged: dict[str, Any] = _laid_over(base, content)
-    return merged
+    return _laid_over(base, content)
 
 
 def _laid_over(old: Any, new: Any) -> Any:

@@ -139,11 +139,7 @@ def run_papers(
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
     done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
-    if (
-        done is not None
-        and (result := done.papers()) is not None
-        and done.is_of_these_weights(result)
-    ):
+    if done and (result := done.papers()) and done.is_of_these_weights(result):
         observer.stage(f"reading {done.path}")
         return result.model_copy(update={"plan": plan}), done
     folder = PapersFolder.claim(

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from research.frames import Rows, framed
-from research.long_form.study import LongForm
 from research.papers.bounds import (
     RatioFit,
     approximation_bound,
@@ -214,12 +213,6 @@ def lengths_by_context(*recordings: Recordings) -> Rows:
                     "drafted": drafted.mean(),
                     "accepted": accepted.sum() / max(drafted.sum(), 1),
                 }
-
-
-def long_texts(long_form: LongForm) -> pd.DataFrame:
-    """Fig. 5 and Table 5: how many times as fast as autoregressive decoding, timed, from a text's
-    beginning to each context (:meth:`LongForm.table`)."""
-    return long_form.table()
 
 
 @framed

@@ -126,15 +126,13 @@ def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
     if frame.empty:
         return
     found = result.throughputs(key)
-    checked = (
-        ""
-        if found.empty
-        else (
+    checked = []
+    if not found.empty:
+        checked.append(
             "Predicted throughputs (Eq. 5.1 and the prompt's constant) deviate by"
             f" {found['error'].max():.1%} at most and {found['error'].median():.1%} in the median"
             f" from {len(found)} measured ones; in the paper by 6.2 % at most."
         )
-    )
     yield Section(
         key=f"{key}-forwards",
         title=f"Forward times by regression: {result.plan.tables[key].title}",
@@ -142,7 +140,7 @@ def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
         "prompt (SpecDec++, §5.2, Table 2; there R² is 0.988 to 0.9998). Autoregressive is the "
         "target alone. Times are left out, with the reason, where the decodings do not determine"
         " them.",
-        lines=[checked] if checked else [],
+        lines=checked,
         terms={VERDICT: forwards_verdict(result, key)},
         shown=cells.table(frame, FORWARDS),
     )

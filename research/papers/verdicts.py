@@ -12,7 +12,7 @@ import numpy as np
 
 from dashboards import cells
 from research.papers.figures import QUANTITIES
-from research.papers.plan import Claim, Quantity
+from research.papers.plan import Claim, Method, Scalar
 from research.papers.result import Measured, PapersResult
 from specdec_core.tokens.statistics import Ratio
 
@@ -86,7 +86,7 @@ def _claimed(result: PapersResult, key: str, claim: Claim) -> str:
 def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[BestOfSides]:
     """The best of both sides in each prompt set, sampling and, where a table has several, draft and
     varied value."""
-    table = result.plan.tables[key]
+    table, quantity = result.plan.tables[key], claim.quantity
     for prompts in result.sets_of(table):
         best: dict[tuple[object, ...], list[Measured | None]] = {}
         for number, row in enumerate(table.rows):
@@ -97,20 +97,16 @@ def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[BestOfSides
             for method in result.plan.lines(key, number) if sides else ():
                 for value, configuration in zip(table.values, method.configurations, strict=True):
                     found = result.find(prompts, configuration)
-                    if found is None or claim.quantity not in found.metrics:
+                    if found is None or quantity not in found.metrics:
                         continue
                     draft = configuration.draft if table.each_draft else None
                     group = best.setdefault((configuration.sampling, draft, value), [None, None])
                     known = group[sides[0]]
-                    if known is None or _of(found, claim.quantity) > _of(known, claim.quantity):
+                    if known is None or found.metrics[quantity] > known.metrics[quantity]:
                         group[sides[0]] = found
         for ours, theirs in best.values():
             if ours is not None and theirs is not None:
                 yield BestOfSides(ours, theirs)
-
-
-def _of(measured: Measured, quantity: Quantity) -> float:
-    return measured.metrics[quantity]
 
 
 def _reason(pairs: list[BestOfSides]) -> str:
@@ -181,16 +177,21 @@ def _by_draft(result: PapersResult) -> str:
     )
 
 
+def _timed(result: PapersResult, key: str, method: Method) -> dict[Scalar | None, Measured]:
+    """What was timed of a method on its table's first prompt set, by the varied value."""
+    table = result.plan.tables[key]
+    [prompts, *_] = result.sets_of(table)
+    found = [result.find(prompts, configuration) for configuration in method.configurations]
+    return {v: each for v, each in zip(table.values, found, strict=True) if each and each.timing}
+
+
 def _best_tree(result: PapersResult) -> str:
     """Improving MCSD, Fig. 4: the fastest k-configuration."""
-    table = result.plan.tables["mcsd-f4"]
-    [prompts, *_] = result.sets_of(table)
-    found = {
-        (method.name, value): result.find(prompts, configuration)
+    known = {
+        (method.name, value): each
         for method in result.plan.methods("mcsd-f4")
-        for value, configuration in zip(table.values, method.configurations, strict=True)
+        for value, each in _timed(result, "mcsd-f4", method).items()
     }
-    known = {place: each for place, each in found.items() if each is not None and each.timing}
     place = max(known, key=lambda each: known[each].metrics["speedup"])
     best, papers = known[place], known.get(("a = 4", 3), known[place])
     return verdict(
@@ -203,16 +204,14 @@ def _best_tree(result: PapersResult) -> str:
 
 def _widths(result: PapersResult) -> str:
     """Improving MCSD, Fig. 6: α rises with the width and then stays, and so does the speed."""
-    table = result.plan.tables["mcsd-f6"]
+    values = result.plan.tables["mcsd-f6"].values
     [first] = [m for m in result.plan.methods("mcsd-f6") if m.name == "Without"]
-    [prompts, *_] = result.sets_of(table)
-    found = [result.find(prompts, configuration) for configuration in first.configurations]
-    known = {w: each for w, each in zip(table.values, found, strict=True) if each and each.timing}
+    known = _timed(result, "mcsd-f6", first)
     rates = [each.metrics["path_rate"] for each in known.values()]
     best = max(known, key=lambda w: known[w].metrics["speedup"])
     widest = known[max(known, key=lambda value: float(value or 0))]
     return verdict(
-        [rates[-1] > rates[0], best not in (table.values[0], table.values[-1])],
+        [rates[-1] > rates[0], best not in (values[0], values[-1])],
         f"α rises from {rates[0]:.2f} to {rates[-1]:.2f} (paper: to 0.75 at W = 12), and W = {best}"
         f" is the fastest, {known[best].metrics['speedup']:.2f}× (paper: W = 10); measured reason:"
         f" {_reason([BestOfSides(known[best], widest)])} at the greatest width.",

@@ -50,8 +50,7 @@ class TreeComparison:
     def best(self, kind: str) -> dict[Hashable, Any]:
         """The fastest of a kind by replay."""
         rows = self.budgets[self.budgets["kind"] == kind]
-        best: dict[Hashable, Any] = rows.iloc[rows["speedup"].argmax()].to_dict()
-        return best
+        return rows.iloc[rows["speedup"].argmax()].to_dict()
 
 
 def budgets_up_to(nodes: int) -> list[int]:

@@ -90,7 +90,9 @@ class StaticTrees:
     """
 
     def __init__(self, acceptance: Rates, nodes: int, depth: int) -> None:
-        self.acceptance = _rates(acceptance, nodes)
+        rates = self.acceptance = np.asarray(acceptance, dtype=float)[:nodes]
+        if rates.ndim != 1 or not len(rates) or rates.min() < 0 or rates.sum() > 1 + 1e-9:
+            raise ValueError("acceptance rates by rank are probabilities that add up to at most 1")
         ranks = len(self.acceptance)
         self.values = np.zeros((depth + 1, nodes + 1))
         # Nodes of the subtree of the child of rank r, itself included; 0 where there is no child.
@@ -139,10 +141,3 @@ class StaticTrees:
                 return
             yield size
             budget -= size
-
-
-def _rates(acceptance: Rates, nodes: int) -> np.ndarray:
-    rates = np.asarray(acceptance, dtype=float)[:nodes]
-    if rates.ndim != 1 or not len(rates) or rates.min() < 0 or rates.sum() > 1 + 1e-9:
-        raise ValueError("acceptance rates by rank are probabilities that add up to at most 1")
-    return rates

@@ -13,6 +13,7 @@ from research.papers.sections.section import exhibit
 from research.papers.studies import OWN_HEADS, PAIR, TIMES
 from research.svg import SvgBar, bars_svg, lines_of, lines_svg
 
+TIMED = ("greedy", TIMES)
 SET = {"prompts": cells.text("prompts")}
 
 
@@ -133,19 +134,14 @@ def ranks(table: pd.DataFrame) -> Section:
 REPLAYED = (
     exhibit(
         "specdecpp-oracle",
-        ("greedy", TIMES, OWN_HEADS),
+        (*TIMED, OWN_HEADS),
         replayed.policies,
         policies,
         verdicts.specdecpp_oracle,
         version=2,
     ),
     exhibit(
-        "banditspec-regret",
-        ("greedy", TIMES),
-        replayed.regret,
-        regret,
-        verdicts.banditspec_regret,
-        version=5,
+        "banditspec-regret", TIMED, replayed.regret, regret, verdicts.banditspec_regret, version=5
     ),
     exhibit(
         "banditspec-batch",
@@ -154,6 +150,6 @@ REPLAYED = (
         together,
         verdicts.banditspec_batch,
     ),
-    exhibit("mcsd-trees", ("greedy", TIMES), replayed.trees, trees, verdicts.mcsd_trees),
+    exhibit("mcsd-trees", TIMED, replayed.trees, trees, verdicts.mcsd_trees),
     exhibit("mcsd-ranks", ("greedy",), replayed.ranks, ranks, verdicts.mcsd_ranks),
 )

@@ -7,6 +7,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.look import ARM_COLOURS, INK, style
 from dashboards.sections import Section
+from research.long_form.study import LongForm
 from research.papers import svip
 from research.papers.sections import verdicts
 from research.papers.sections.section import exhibit
@@ -223,7 +224,7 @@ def lengths(table: pd.DataFrame) -> Section:
 
 
 def long_texts(table: pd.DataFrame) -> Section:
-    """The speedup so far over context, a line a configuration."""
+    """Fig. 5 and Table 5: the speedup so far over context, a line a configuration."""
     _, *names = dict.fromkeys(table["configuration"])  # the first is autoregressive decoding
     drawn = table[table["configuration"].isin(names)]
     ends = ("so_far_low", "so_far_high")
@@ -312,8 +313,8 @@ SVIP = (
     exhibit("svip-f3b", BOTH, svip.sorted_probabilities, sorted_probabilities, verdicts.svip_f3b),
     exhibit("svip-f4", ("sampled",), svip.bounds, bounds, verdicts.svip_f4, version=2),
     exhibit("svip-gamma", ("sampled",), svip.ratio_fits, ratio_fits, verdicts.svip_gamma),
-    exhibit("svip-f5", (LONG_FORM,), svip.long_texts, long_texts, verdicts.svip_f5),
-    exhibit("svip-t5", (LONG_FORM_GREEDY,), svip.long_texts, long_texts, verdicts.svip_f5),
+    exhibit("svip-f5", (LONG_FORM,), LongForm.table, long_texts, verdicts.svip_f5),
+    exhibit("svip-t5", (LONG_FORM_GREEDY,), LongForm.table, long_texts, verdicts.svip_f5),
     exhibit("svip-f6", ("long",), svip.lengths_by_context, lengths_by_context, verdicts.svip_f6),
     exhibit("svip-f7", BOTH, svip.lengths, lengths, verdicts.svip_f7, version=3),
     exhibit("svip-f8", ("long",), svip.example, example, verdicts.svip_f8),

@@ -18,17 +18,14 @@ SVIP, CONSTANT = "SVIP, h=0.3", "Constant, K=5"
 
 def specdecpp_2(table: pd.DataFrame) -> str:
     refused = int((table["refused"] != "").sum())
-    target, drafts = (1e3 * table.loc[where, "t_target"] for where in _target_or_draft(table))
+    whole = table["model"] == "target"
+    target, drafts = (1e3 * table.loc[where, "t_target"] for where in (whole, ~whole))
     return verdict(
         table["r2"] >= FITS,
         f"R² {between(table['r2'], '.3f')} (paper 0.999); the target alone takes"
         f" {between(target, '.2f')} ms and drafts {between(drafts, '.2f')} ms a token; measured"
         f" reason: {table['decodings'].sum()} texts of several lengths, {refused} fits refused.",
     )
-
-
-def _target_or_draft(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    return table["model"] == "target", table["model"] != "target"
 
 
 def specdecpp_3(table: pd.DataFrame) -> str:
