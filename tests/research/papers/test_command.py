@@ -21,73 +21,55 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.recordings.observer import RecordingObserver
-from tests.commands import assert_refused, stopped
+from tests.commands import assert_refused, prompts_file, stopped
 from tests.conftest import chat_tokenizer, save_random_head
 from tests.observers import Heard
 
 ROOT = Path(__file__).parents[3]
-CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
-LOOKUP = {"kind": "prompt_lookup", "max_tokens": 4}
+PLAN = """
+prompts:
+  absent: {source: absent.jsonl, optional: true}
+  mixture: {mix: [sums, loops]}
+max_new_tokens: 16
+repeats: 2
+tables:
+  methods:
+    title: Methods by task
+    paper: Paper, Table 1
+    prompts: [sums, loops, absent, mixture]
+    columns: [tokens_per_second, speedup, mat]
+    rows:
+      - {name: AR}
+      - {name: chain, drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: 3}}}
+      - {name: lookup, drafter: &lookup {kind: prompt_lookup, max_tokens: 4}}
+      - {name: bandit, drafter: {kind: bandit, arms: [3, *lookup]}}
+  once:
+    title: Sampled
+    paper: Paper, Fig. 1
+    prompts: [loops]
+    columns: [speedup]
+    temperatures: [1]
+    repeats: 1
+    rows: [{name: chain, drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: 3}}}]
+  lengths:
+    title: By λ
+    paper: Paper, Table 2
+    prompts: [sums]
+    columns: [path_rate]
+    temperatures: [0, 1]
+    vary: {λ: [2, 4]}
+    rows: [{name: chain, drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: λ}}}]
+"""
 
 
 def plan(folder, spec):
     """Three small tables: one timed, over two sets and their mixture, one timed once, sampled, one
     counted, over a number."""
-    texts = {"sums": ["x = 1 + 1", "y = 2 + 2"], "loops": ["for i in x:", "while True:"]}
-    for name, prompts in texts.items():
-        lines = [json.dumps({"prompt": text}) for text in prompts]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    return {
-        "pair": spec.model_dump(),
-        "prompts": {
-            "sums": {"source": ["nowhere.jsonl", str(folder / "sums.jsonl")]},
-            "loops": {"source": str(folder / "loops.jsonl")},
-            "absent": {"source": "absent.jsonl", "optional": True},
-            "mixture": {"mix": ["sums", "loops"]},
-        },
-        "max_new_tokens": 16,
-        "repeats": 2,
-        "tables": {
-            "methods": {
-                "title": "Methods by task",
-                "paper": "Paper, Table 1",
-                "prompts": ["sums", "loops", "absent", "mixture"],
-                "columns": ["tokens_per_second", "speedup", "mat"],
-                "rows": [
-                    {"name": "AR"},
-                    {"name": "chain", "drafter": CHAIN},
-                    {"name": "lookup", "drafter": LOOKUP},
-                    {"name": "bandit", "drafter": {"kind": "bandit", "arms": [3, LOOKUP]}},
-                ],
-            },
-            "once": {
-                "title": "Sampled",
-                "paper": "Paper, Fig. 1",
-                "prompts": ["loops"],
-                "columns": ["speedup"],
-                "temperatures": [1],
-                "repeats": 1,
-                "rows": [{"name": "chain", "drafter": CHAIN}],
-            },
-            "lengths": {
-                "title": "By λ",
-                "paper": "Paper, Table 2",
-                "prompts": ["sums"],
-                "columns": ["path_rate"],
-                "temperatures": [0, 1],
-                "vary": {"λ": [2, 4]},
-                "rows": [
-                    {
-                        "name": "chain",
-                        "drafter": {
-                            "kind": "draft_model",
-                            "policy": {"kind": "fixed", "max_tokens": "λ"},
-                        },
-                    }
-                ],
-            },
-        },
-    }
+    sums = prompts_file(folder, ["x = 1 + 1", "y = 2 + 2"], "sums")
+    loops = prompts_file(folder, ["for i in x:", "while True:"], "loops")
+    sets = {"sums": {"source": ["nowhere.jsonl", str(sums)]}, "loops": {"source": str(loops)}}
+    content = yaml.safe_load(PLAN)
+    return {"pair": spec.model_dump(), **content, "prompts": {**sets, **content["prompts"]}}
 
 
 def loaded(folder, content, **options):
@@ -376,7 +358,7 @@ def test_a_head_that_was_trained_since_has_its_rows_measured(
     policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
     content = plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["rows"].append(
-        {"name": "H", "drafter": {**CHAIN, "policy": policy}}
+        {"name": "H", "drafter": {"kind": "draft_model", "policy": policy}}
     )
     asked, looked_for = loaded(tmp_path, content), []
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+import yaml
 
 from dashboards import cells
 from dashboards.sections import Section
@@ -96,36 +97,22 @@ def test_a_method_of_no_table_is_refused(tmp_path, old, new, said):
 
 
 PAPER = Paper.model_validate(
-    {
-        "title": "A paper",
-        "tables": ["methods", "lengths"],
-        "methods": [
-            {
-                "method": "Chains",
-                "source": "Eq. 1",
-                "code": "chain.py",
-                "test": "test_chain.py",
-                "reported": "2.0×",
-                "ours": {"table": "lengths", "row": "Chain", "quantity": "speedup"},
-            },
-            {"method": "Theory", "source": "Thm 1", "code": "theory.py", "test": "test_theory.py"},
-            {
-                "method": "Lengths",
-                "source": "Fig. 2",
-                "code": "lengths.py",
-                "test": "test_lengths.py",
-                "reported": "9",
-                "ours": {"section": "lengths-2"},
-            },
-        ],
-        "exhibits": {
-            "Fig. 1": "a drawing",
-            "Fig. 2": ["lengths-2"],
-            "Table 1": ["methods", "lengths"],
-            "Table 2": ["methods", "lengths"],
-        },
-        "errata": ["Eq. 1 has a wrong sign."],
-    }
+    yaml.safe_load("""
+title: A paper
+tables: [methods, lengths]
+methods:
+  - {method: Chains, source: Eq. 1, code: chain.py, test: test_chain.py, reported: 2.0×,
+     ours: {table: lengths, row: Chain, quantity: speedup}}
+  - {method: Theory, source: Thm 1, code: theory.py, test: test_theory.py}
+  - {method: Lengths, source: Fig. 2, code: lengths.py, test: test_lengths.py, reported: "9",
+     ours: {section: lengths-2}}
+exhibits:
+  Fig. 1: a drawing
+  Fig. 2: [lengths-2]
+  Table 1: [methods, lengths]
+  Table 2: [methods, lengths]
+errata: [Eq. 1 has a wrong sign.]
+""")
 )
 
 

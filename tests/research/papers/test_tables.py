@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from mlflow import MlflowClient
 
 from dashboards.outputs.files import write
@@ -20,38 +21,31 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
 from specdec_core.tokens.statistics import Counts
 
-LOOKUP = {"kind": "prompt_lookup"}
-FIXED = {"kind": "fixed", "max_tokens": "λ"}
-CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
 PLAN = PaperPlan.model_validate(
-    {
-        "prompts": {"code": {"source": "code.jsonl"}, "sums": {"source": "sums.jsonl"}},
-        "notes": ["Other models than the paper's."],
-        "tables": {
-            "methods": {
-                "title": "Methods by task",
-                "paper": "A paper, Table 1",
-                "prompts": ["code", "sums"],
-                "columns": ["mat", "speedup", "verification_rate"],
-                "notes": ["PLD is prompt lookup."],
-                "rows": [
-                    {"name": "Vanilla"},
-                    {"name": "Chain", "drafter": CHAIN},
-                    {"name": "PLD", "drafter": LOOKUP},
-                    {"name": "Wide", "drafter": {"kind": "target_tree", "branching": [2, 2]}},
-                    {"name": "UCBSpec", "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]}},
-                ],
-            },
-            "lengths": {
-                "title": "By length",
-                "paper": "A paper, Table 2",
-                "prompts": ["code"],
-                "columns": ["speedup"],
-                "vary": {"λ": [4, 8]},
-                "rows": [{"name": "Chain", "drafter": {"kind": "draft_model", "policy": FIXED}}],
-            },
-        },
-    }
+    yaml.safe_load("""
+prompts: {code: {source: code.jsonl}, sums: {source: sums.jsonl}}
+notes: ["Other models than the paper's."]
+tables:
+  methods:
+    title: Methods by task
+    paper: A paper, Table 1
+    prompts: [code, sums]
+    columns: [mat, speedup, verification_rate]
+    notes: [PLD is prompt lookup.]
+    rows:
+      - {name: Vanilla}
+      - {name: Chain, drafter: &chain {kind: draft_model, policy: {kind: fixed, max_tokens: 4}}}
+      - {name: PLD, drafter: &lookup {kind: prompt_lookup}}
+      - {name: Wide, drafter: {kind: target_tree, branching: [2, 2]}}
+      - {name: UCBSpec, drafter: {kind: bandit, arms: [*chain, *lookup]}}
+  lengths:
+    title: By length
+    paper: A paper, Table 2
+    prompts: [code]
+    columns: [speedup]
+    vary: {λ: [4, 8]}
+    rows: [{name: Chain, drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: λ}}}]
+""")
 )
 # seconds of the two prompts, one repeat; autoregressive decoding takes 8 for each
 SECONDS = {
@@ -229,31 +223,32 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(result, ho
     assert client.get_run(again).info.lifecycle_stage == "active"
 
 
+RATES = """
+prompts: {code: {source: code.jsonl}}
+tables:
+  rates:
+    title: Rates
+    paper: SpecDec++, Fig. 3
+    prompts: [code]
+    columns: [discard_rate, verification_rate, speedup]
+    temperatures: [1.0]
+    top_k: 50
+    frontier: true
+    rows:
+      - name: SpecDec, K=2
+        drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: 2}}
+      - name: SpecDec, K=4
+        drafter: {kind: draft_model, policy: {kind: fixed, max_tokens: 4}}
+      - name: Product, 0.3
+        drafter: {kind: draft_model, policy: {kind: confidence_product, threshold: 0.3}}
+"""
+
+
 @pytest.fixture
 def frontier():
     """Decodings of five prompts that take 2 ms a draft forward, 10 ms a target forward and 30 ms
     for the prompt; the head saves both kinds of forwards."""
-    drafters = {
-        "SpecDec, K=2": {"kind": "fixed", "max_tokens": 2},
-        "SpecDec, K=4": {"kind": "fixed", "max_tokens": 4},
-        "Product, 0.3": {"kind": "confidence_product", "threshold": 0.3},
-    }
-    table = {
-        "title": "Rates",
-        "paper": "SpecDec++, Fig. 3",
-        "prompts": ["code"],
-        "columns": ["discard_rate", "verification_rate", "speedup"],
-        "temperatures": [1.0],
-        "top_k": 50,
-        "frontier": True,
-        "rows": [
-            {"name": name, "drafter": {"kind": "draft_model", "policy": policy}}
-            for name, policy in drafters.items()
-        ],
-    }
-    plan = PaperPlan.model_validate(
-        {"prompts": {"code": {"source": "code.jsonl"}}, "tables": {"rates": table}}
-    )
+    plan = PaperPlan.model_validate(yaml.safe_load(RATES))
     configurations = [m.configurations[0] for m in plan.methods("rates")]
     alone = Configuration(sampling=configurations[0].sampling)
     rng, measurements = np.random.default_rng(0), []
