@@ -31,6 +31,12 @@ def chat(content, role="user"):
     return {"messages": [{"role": role, "content": content}]}
 
 
+TALK = (
+    *(Message("system", ""), Message("user", "Why?")),
+    *(Message("assistant", "Because."), Message("user", "And?")),
+)
+
+
 class TestFormats:
     @pytest.mark.parametrize(
         ("record", "prompt"),
@@ -57,24 +63,8 @@ class TestFormats:
                 ("set/0", "Why?", None, (), (Message("user", "Why?"),)),
             ),
             (
-                {
-                    "id": "c1",
-                    "messages": [
-                        {"role": "system", "content": ""},
-                        {"role": "user", "content": "Why?"},
-                        {"role": "assistant", "content": "Because."},
-                        {"role": "user", "content": "And?"},
-                    ],
-                },
-                (
-                    *("c1", "And?", None, ()),
-                    (
-                        Message("system", ""),
-                        Message("user", "Why?"),
-                        Message("assistant", "Because."),
-                        Message("user", "And?"),
-                    ),
-                ),
+                {"id": "c1", "messages": [{"role": m.role, "content": m.content} for m in TALK]},
+                ("c1", "And?", None, (), TALK),
             ),
             (  # a prompt beside its answered chat is what it was before chats were read
                 {"prompt": "Why?", "messages": [{"role": "assistant", "content": "Because."}]},
@@ -267,17 +257,11 @@ def hub(tmp_path_factory):
                     return self.answer({"id": name, "sha": COMMIT, "siblings": []})
                 if what == "tree":
                     files = sorted((folder / name).rglob("*.parquet"))
-                    return self.answer(
-                        [
-                            {
-                                "type": "file",
-                                "path": str(file.relative_to(folder / name)),
-                                "size": file.stat().st_size,
-                                "oid": "0" * 40,
-                            }
-                            for file in files
-                        ]
-                    )
+                    paths = [str(file.relative_to(folder / name)) for file in files]
+                    sizes = [file.stat().st_size for file in files]
+                    kind = {"type": "file", "oid": "0" * 40}
+                    listed = zip(paths, sizes, strict=True)
+                    return self.answer([{**kind, "path": p, "size": s} for p, s in listed])
             if parts[0] == "datasets" and parts[3:5] == ["resolve", COMMIT]:
                 file = folder.joinpath(*parts[1:3], *parts[5:])
                 if file.is_file():
