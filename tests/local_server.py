@@ -1,5 +1,7 @@
 """Real HTTP servers in this process, for tests of what talks to them."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,8 @@ from dashboards.pages import PLAYGROUND
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import ServerProcess
+from tests.external_program import ENDS
 
 
 def fleet_of(
@@ -65,6 +69,13 @@ class LocalServer:
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join()
+
+
+def ending_server(name: str = "other", log: Path | None = None) -> ServerProcess:
+    """Another program, which is ready and ends at its first request."""
+    return ServerProcess(
+        name, lambda port: [sys.executable, "-c", ENDS, str(port)], os.environ, log
+    )
 
 
 def server_of(service: Service) -> LocalServer:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from ray.cluster_utils import Cluster
 
 from specdec_core.search.results import SweepResult
+from tests.cluster.clusters import running_cluster
 from tests.commands import ROOT, plan_file, prompts_file, wait_until
 
 CONFIGURATIONS = 16
@@ -32,15 +32,8 @@ def cluster(tmp_path, monkeypatch):
 
     for name, value in {**QUIET, "SPECDEC_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    found = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-    )
-    try:
-        for _ in range(2):
-            found.add_node(num_cpus=1)
+    with running_cluster(2, num_cpus=0) as found:
         yield found
-    finally:
-        found.shutdown()
 
 
 def actors(node):

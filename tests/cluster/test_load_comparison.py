@@ -1,7 +1,5 @@
 """Servers of a comparison answer the same requests of every load in turns."""
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,14 +21,13 @@ from specdec_core.measure.comparison import over
 from specdec_core.models.location import located
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
-from specdec_core.servers.process import ServerProcess, StartableServer
+from specdec_core.servers.process import StartableServer
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV
 from tests.configurations import CHAIN
-from tests.external_program import ENDS
 from tests.load_result import records
-from tests.local_server import LocalServer, engine_server
+from tests.local_server import LocalServer, ending_server, engine_server
 from tests.observers import Heard
 
 PAIR = (AUTOREGRESSIVE, CHAIN)
@@ -146,8 +143,7 @@ def test_one_server_that_ends_under_a_load_is_started_again_for_the_next(
         started.append(slots)
         if len(started) > 1:
             return engine_server(tiny_pair, AUTOREGRESSIVE, slots)
-        command = [sys.executable, "-c", ENDS]
-        return ServerProcess("other", lambda port: [*command, str(port)], os.environ)
+        return ending_server()
 
     other = Contestant(LoadRow(name="other", group="vllm"), ending, needed=False)
     plain = turns.contestant("autoregressive", AUTOREGRESSIVE)
@@ -204,8 +200,7 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
         started.append(slots)
         if slots == 1:
             return engine_server(tiny_pair, AUTOREGRESSIVE, slots)
-        command = [sys.executable, "-c", ENDS]
-        return ServerProcess("other", lambda port: [*command, str(port)], os.environ, log)
+        return ending_server(log=log)
 
     row = LoadRow(name="other", group="vllm", autoregressive=True)
     other = Contestant(row, ending, needed)
@@ -225,11 +220,8 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
 
 
 def test_what_all_are_compared_with_must_not_end(tiny_pair, parts):
-    command = [sys.executable, "-c", ENDS]
-    plain = Contestant(
-        LoadRow(name="other", group="vllm", autoregressive=True),
-        lambda slots: ServerProcess("other", lambda port: [*command, str(port)], os.environ),
-    )
+    row = LoadRow(name="other", group="vllm", autoregressive=True)
+    plain = Contestant(row, lambda slots: ending_server())
     with pytest.raises(UserError, match="no memory"):
         compare_servers(PLAN, [plain], workload(tiny_pair), Cores(), parts, leave=True)
 

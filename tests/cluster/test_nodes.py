@@ -4,9 +4,6 @@ import json
 import os
 import re
 import signal
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from threading import Thread
 from typing import Any
 
@@ -18,7 +15,6 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
     FAKE_HEAD_NODE_ID,
     FAKE_HEAD_NODE_TYPE,
 )
-from ray.cluster_utils import Cluster
 
 from cluster import autoscaling
 from cluster.draft_actor import Draft, PlacedDraft
@@ -41,28 +37,26 @@ from specdec_core.search.results import SECONDS
 from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster import fake_gpus
-from tests.commands import QUICK, ROOT, alive, prompts_file, wait_until
+from tests.cluster.clusters import in_a_process, running_cluster
+from tests.commands import QUICK, ROOT, alive, prompts_file, sweep_plan, wait_until
 from tests.configurations import PEARL, drafting
 from tests.specdec_core.drafting.pearl.in_turns import linked
 
 
 @pytest.fixture
-def three_nodes(monkeypatch):
-    """The address of a cluster with three nodes of one core each."""
-    for name, value in QUIET.items():
+def quiet(monkeypatch):
+    for name, value in {**QUIET, "PYTHONPATH": str(ROOT)}.items():  # workers import tests
         monkeypatch.setenv(name, value)
-    options = {"num_cpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=options)
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1)
+
+
+@pytest.fixture
+def three_nodes(quiet):
+    """The address of a cluster with three nodes of one core each."""
+    with running_cluster(2, num_cpus=1) as cluster:
         yield cluster.address
-    finally:
-        cluster.shutdown()
 
 
 def decode(address, spec):
-    """A process of its own, as other tests' Ray may run in theirs."""
     os.environ["RAY_ADDRESS"] = address
     whole = load_pair(spec)
     request = Request("a", tuple(whole.tokenizer("def main():")["input_ids"]), 200)
@@ -95,34 +89,14 @@ def decode(address, spec):
 def test_a_target_on_two_nodes_with_its_draft_on_a_third_loses_nothing_with_a_shard(
     three_nodes, tiny_spec
 ):
-    with ProcessPoolExecutor(1, get_context("spawn")) as driver:
-        driver.submit(decode, three_nodes, tiny_spec).result()
-
-
-def started(head):
-    return Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
-
-
-def in_a_process(function):
-    """A driver of its own, as other tests' Ray may run in this one."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as driver:
-        driver.submit(function).result()
-
-
-@pytest.fixture
-def quiet(monkeypatch):
-    for name, value in {**QUIET, "PYTHONPATH": str(ROOT)}.items():  # workers import tests
-        monkeypatch.setenv(name, value)
+    in_a_process(decode, three_nodes, tiny_spec)
 
 
 @pytest.fixture
 def four_gpus(quiet):
     """The address of a cluster with four GPUs, and CPU cores beside three of them."""
-    cluster = started({"num_cpus": 3, "num_gpus": 4})
-    try:
+    with running_cluster(num_cpus=3, num_gpus=4) as cluster:
         yield cluster.address
-    finally:
-        cluster.shutdown()
 
 
 def decode_on_gpus(address, spec, notes):
@@ -150,7 +124,7 @@ def decode_on_gpus(address, spec, notes):
 
 @pytest.mark.long
 def test_every_model_runs_on_the_gpu_that_was_reserved_for_it(four_gpus, tiny_spec, tmp_path):
-    in_a_process(partial(decode_on_gpus, four_gpus, tiny_spec, tmp_path / "notes"))
+    in_a_process(decode_on_gpus, four_gpus, tiny_spec, tmp_path / "notes")
 
 
 @pytest.fixture
@@ -189,16 +163,13 @@ def growing(quiet, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_FAKE_CLUSTER", "1")
     monkeypatch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
     monkeypatch.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", FAKE_HEAD_NODE_ID)
-    head = {"num_cpus": 1, "gcs_server_port": port}
-    cluster = started({**head, "autoscaling_config": str(tmp_path / "cluster.json")})
-    monkeypatch.delenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING")
-    try:
+    head = {"gcs_server_port": port, "autoscaling_config": str(tmp_path / "cluster.json")}
+    with running_cluster(num_cpus=1, **head) as cluster:
+        monkeypatch.delenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING")
         yield cluster.address
-    finally:
-        cluster.shutdown()
-        for process in psutil.process_iter(["cmdline"]):  # the nodes that the autoscaler added
-            if any(re.search(rf"{address}\b", word) for word in process.info["cmdline"] or ()):
-                process.kill()
+    for process in psutil.process_iter(["cmdline"]):  # the nodes that the autoscaler added
+        if any(re.search(rf"{address}\b", word) for word in process.info["cmdline"] or ()):
+            process.kill()
 
 
 def grow(address):
@@ -216,7 +187,7 @@ def grow(address):
 
 @pytest.mark.long
 def test_gpus_that_the_autoscaler_adds_are_waited_for_and_others_are_refused(growing):
-    in_a_process(partial(grow, growing))
+    in_a_process(grow, growing)
 
 
 def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
@@ -304,10 +275,7 @@ SWEEP = QUICK | {
 @pytest.mark.long
 def test_a_sweep_times_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
     prompts = prompts_file(tmp_path, ["def main():"])
-    pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
-    plan = Plan.model_validate(
-        {**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()}
-    ).resolve()
+    plan = sweep_plan(tiny_pair.spec, prompts, **SWEEP, cluster=Placement())
     result, _ = run_sweep(plan, tmp_path)
     timed = {result.trial(t.config_id).configuration: t for t in result.timings}
     assert sum(configuration.asynchronous for configuration in timed) == 3
@@ -353,7 +321,6 @@ def test_a_trial_is_lost_with_its_draft_so_that_rounds_without_one_do_not_count(
 @pytest.mark.long
 def test_optuna_searches_windows_of_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
     prompts = prompts_file(tmp_path, ["def main():"])
-    pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
     windows = {"kind": "pearl", "window": {"randint": [2, 8]}, "wait": 2}
     changes = {
         "search": [{"drafter": windows}],
@@ -362,9 +329,7 @@ def test_optuna_searches_windows_of_pearl_on_its_devices(ray_running, tiny_pair,
         "finalists": 1,
         "race": {"seconds": 0, "further": 0, "challengers": 0},
     }
-    plan = Plan.model_validate(
-        {**SWEEP, **changes, "pair": pair, "prompts": source, "cluster": Placement()}
-    ).resolve()
+    plan = sweep_plan(tiny_pair.spec, prompts, **SWEEP | changes, cluster=Placement())
     result, _ = run_sweep(plan, tmp_path)
     searched = [trial for trial in result.trials if trial.configuration.asynchronous]
     assert len(searched) > 1

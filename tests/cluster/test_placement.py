@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,8 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts
 from tests.cluster import small_devices
-from tests.commands import QUICK, prompts_file
+from tests.cluster.clusters import in_a_process
+from tests.commands import QUICK, prompts_file, sweep_plan
 from tests.configurations import FOUR
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
@@ -53,12 +52,8 @@ class Pinned:
         self.device = claim_device()
 
     def cores(self):
-        lines = [
-            line
-            for task in Path("/proc/self/task").iterdir()
-            for line in (task / "status").read_text().splitlines()
-        ]
-        return {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")}
+        threads = Path("/proc/self/task").iterdir()
+        return {core for thread in threads for core in os.sched_getaffinity(int(thread.name))}
 
 
 def placement(draft=1, target=1, **more):
@@ -131,15 +126,10 @@ def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running):
 
 
 def test_a_sweep_with_a_split_that_cannot_be_is_refused_before_it_begins(tiny_spec, tmp_path):
-    asked = {
-        **QUICK,
-        "search": [{"drafter": {"kind": "suffix"}}],
-        "pair": tiny_spec.model_dump(),
-        "prompts": {"source": str(prompts_file(tmp_path, ["def main():"]))},
-        "cluster": placement(target=3),
-    }
+    prompts = prompts_file(tmp_path, ["def main():"])
+    asked = {"search": [{"drafter": {"kind": "suffix"}}], "cluster": placement(target=3)}
     with pytest.raises(UserError, match="cannot be split evenly among 3 devices"):
-        run_sweep(Plan.model_validate(asked).resolve(), tmp_path / "home")
+        run_sweep(sweep_plan(tiny_spec, prompts, **asked), tmp_path / "home")
     assert not (tmp_path / "home").exists()
 
 
@@ -269,5 +259,4 @@ def run_stages(spec: PairSpec, placed: Placement, prompts: Path, home: Path) -> 
 def test_every_stage_decodes_on_a_placement_as_in_one_process(tiny_spec, tmp_path, draft, target):
     placed = Placement.model_validate({"draft": {"devices": draft}, "target": target})
     prompts = prompts_file(tmp_path, ["def main():", "import os"])
-    with ProcessPoolExecutor(1, get_context("spawn")) as driver:
-        driver.submit(run_stages, tiny_spec, placed, prompts, tmp_path / "home").result()
+    in_a_process(run_stages, tiny_spec, placed, prompts, tmp_path / "home")

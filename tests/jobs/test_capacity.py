@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from jobs import capacity
-from specdec_core.cost import ForwardCost, Measurement, Profile
+from specdec_core.cost import ForwardCost, Measurement
 from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
 from tests.jobs.conftest import record_prompts
+from tests.specdec_core.cost.examples import profile_of
 from tests.specdec_core.kinds import chain
 
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
@@ -30,9 +31,8 @@ def home(tiny_pair, tmp_path_factory):
         for width in (1, 4)
         for batch in (1, 8)
     ]
-    cost, types = ForwardCost.fit(forwards), {"target_dtype": "float32", "draft_dtype": "float32"}
-    profile = Profile(target=cost, drafts={"draft": cost}, device="far away", **types)
-    profile.save(home / "profile.json")
+    cost = ForwardCost.fit(forwards)
+    profile_of(cost, {"draft": cost}, device="far away").save(home / "profile.json")
     return home
 
 

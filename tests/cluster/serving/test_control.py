@@ -27,17 +27,11 @@ def url(tiny_pair):
         yield url
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    return tmp_path
-
-
-def test_a_running_server_is_found_by_its_user_alone(home, tiny_spec):
+def test_a_running_server_is_found_by_its_user_alone(bare_home, tiny_spec):
     with pytest.raises(UserError, match="no server of this workspace"):
         find_server()
     with announced("http://0.0.0.0:8123", tiny_spec, OPERATION):
-        [file] = (home / "servers").iterdir()
+        [file] = (bare_home / "servers").iterdir()
         assert file.stat().st_mode & 0o077 == 0
         server = find_server()
         assert (server.url, server.token) == ("http://127.0.0.1:8123", TOKEN)
@@ -48,21 +42,21 @@ def test_a_running_server_is_found_by_its_user_alone(home, tiny_spec):
             with pytest.raises(UserError, match="several servers"):
                 find_server()
             assert find_server("http://127.0.0.1:8124/").url.endswith("8124")
-    assert not list((home / "servers").iterdir())
+    assert not list((bare_home / "servers").iterdir())
 
 
 @pytest.mark.parametrize(
     ("host", "here"),
     [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1"), ("my-host", "my-host")],
 )
-def test_a_server_is_found_at_any_address(home, tiny_spec, host, here):
+def test_a_server_is_found_at_any_address(bare_home, tiny_spec, host, here):
     url = url_of(host, 8123)
     with announced(url, tiny_spec, OPERATION):
         assert find_server(url).url == f"http://{here}:8123"
     assert url_of("::1", 8123, encrypted=True) == "https://[::1]:8123"
 
 
-def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(home, url, tiny_spec):
+def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(bare_home, url, tiny_spec):
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
     with announced(url, tiny_spec, OPERATION):
         with pytest.raises(UserError, match="nothing else was served before"):
@@ -86,7 +80,7 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(home, url, t
     assert "pear: unknown key" in answer.json()["error"]["message"]
 
 
-def test_what_fails_for_now_is_told_from_a_refusal(home, url, tiny_spec, monkeypatch):
+def test_what_fails_for_now_is_told_from_a_refusal(bare_home, url, tiny_spec, monkeypatch):
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
 
     async def fails(*_):

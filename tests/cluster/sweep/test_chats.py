@@ -13,8 +13,7 @@ from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import shard_file
-from specdec_core.search.plan import Plan
-from tests.commands import QUICK
+from tests.commands import QUICK, sweep_plan
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -56,16 +55,15 @@ def recorded(plan, tmp_path_factory):
 
 
 def sweep_of(spec, prompts, limit=None, **more):
-    return Plan.model_validate(
-        {
-            "pair": spec.model_dump(),
-            "prompts": {"source": str(prompts), "limit": limit, **more},
-            "max_new_tokens": TOKENS,
-            "search": [{"drafter": {"kind": "draft_model", "policy": {"kind": "fixed"}}}],
-            "race": {"seconds": 0},
-            **QUICK,
-        }
-    ).resolve()
+    return sweep_plan(
+        spec,
+        prompts,
+        prompts={"source": str(prompts), "limit": limit, **more},
+        max_new_tokens=TOKENS,
+        search=[{"drafter": {"kind": "draft_model", "policy": {"kind": "fixed"}}}],
+        race={"seconds": 0},
+        **QUICK,
+    )
 
 
 def test_every_turn_is_recorded_as_every_job_asks_it(recorded, chat_spec, prompts):

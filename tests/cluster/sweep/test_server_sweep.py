@@ -2,7 +2,6 @@
 champion. The server's modes run in this process."""
 
 import os
-import sys
 from dataclasses import replace
 
 import pandas as pd
@@ -14,17 +13,15 @@ from cluster.sweep.server import run_server_sweep, shown_command
 from dashboards.reports.server_sweep import report
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.engine import Request
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.recordings.find import finish
 from specdec_core.search.plan import load_plan
-from specdec_core.servers.process import ServerProcess
 from specdec_core.servers.server import ServedMode
 from tests.commands import server_plan
-from tests.external_program import ENDS
-from tests.local_server import engine_server
+from tests.local_server import ending_server, engine_server
 from tests.own_server import OwnServer
+from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.recordings.recorded import recorded
 
@@ -49,22 +46,8 @@ def plan(tiny_pair, tmp_path):
 @pytest.fixture
 def times(tmp_path):
     """What steps cost: 10 ms, and 1 ms for a draft's."""
-
-    def cost(seconds):
-        return ForwardCost.fit(
-            [
-                Measurement(width=width, context=16, batch=batch, seconds=seconds + width * 1e-5)
-                for width in (1, 2, 4)
-                for batch in (1, 2)
-            ]
-        )
-
-    of_types = {"target_dtype": "float32", "draft_dtype": "float32"}
-    profile = Profile(
-        target=cost(0.01), drafts={"draft": cost(0.001)}, device="made up", **of_types
-    )
     path = tmp_path / "times.json"
-    profile.save(path)
+    fitted_profile().save(path)
     return path
 
 
@@ -85,9 +68,7 @@ def in_process(tiny_pair, monkeypatch):
             version="own 1",
         )
         if mode.name in ends:
-            command = [sys.executable, "-c", ENDS]
-            of_it = mode.name, lambda port: [*command, str(port)], os.environ
-            return Contestant(row, lambda slots: ServerProcess(*of_it), needed)
+            return Contestant(row, lambda slots: ending_server(mode.name), needed)
         return Contestant(row, lambda slots: engine_server(tiny_pair, configuration, slots), needed)
 
     monkeypatch.setattr(server_sweep, "mode_server", local)

@@ -2,20 +2,13 @@
 
 import pytest
 
-from specdec_core.cost import ForwardCost, Measurement, Profile
-from tests.specdec_core.cost.examples import measure
+from specdec_core.cost import ForwardCost, Measurement
+from tests.specdec_core.cost.examples import measure, profile_of
 
 
 @pytest.fixture
 def profile():
     target = ForwardCost.fit(measure((1, 2, 4, 8, 16), (64, 256, 512), (1, 4)))
     flat = Measurement(width=1, context=256, batch=1, seconds=1e-3)
-    return Profile(
-        target=target,
-        drafts={"small": ForwardCost.fit([flat])},
-        device="cpu",
-        target_dtype="float32",
-        draft_dtype="float32",
-        round_overhead=1e-4,
-        draft_overhead={"small": 2e-4},
-    )
+    drafts = {"small": ForwardCost.fit([flat])}
+    return profile_of(target, drafts, round_overhead=1e-4, draft_overhead={"small": 2e-4})

@@ -39,8 +39,25 @@ def counts(n_draft: int, n_target: int, n_discarded: int, requests: int = 1) -> 
     )
 
 
+def cost_of(seconds: float) -> ForwardCost:
+    """The cost of a forward that takes these seconds, and 10 µs a token."""
+    shapes = itertools.product((1, 2, 4), (1, 2))
+    return ForwardCost.fit(
+        [Measurement(width=w, context=16, batch=b, seconds=seconds + w * 1e-5) for w, b in shapes]
+    )
+
+
+def profile_of(target: ForwardCost, drafts: dict[str, ForwardCost], **more: Any) -> Profile:
+    """A profile with these costs, of float32 on a CPU."""
+    facts = {"device": "cpu", "target_dtype": "float32", "draft_dtype": "float32", **more}
+    return Profile(target=target, drafts=drafts, **facts)
+
+
+def fitted_profile(**more: Any) -> Profile:
+    """A profile whose forwards take 10 ms, and 1 ms for the draft's, and 10 µs a token."""
+    return profile_of(cost_of(0.01), {"draft": cost_of(0.001)}, **more)
+
+
 def constant_profile(target: float, draft: float, name: str = "draft", **more: Any) -> Profile:
     """A profile whose forwards of any size take these seconds."""
-    facts = {"device": "cpu", "target_dtype": "float32", "draft_dtype": "float32", **more}
-    drafts = {name: ForwardCost.constant(draft)}
-    return Profile(target=ForwardCost.constant(target), drafts=drafts, **facts)
+    return profile_of(ForwardCost.constant(target), {name: ForwardCost.constant(draft)}, **more)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.cost import ForwardCost, Hardware, Measurement, Profile
+from specdec_core.cost import ForwardCost, Hardware, Measurement
 from specdec_core.cost.fitting import nonnegative_least_squares
 from specdec_core.cost.forward import FEW, ForwardTerms, Work
 from specdec_core.cost.steps import StepTimes
-from tests.specdec_core.cost.examples import measure, truth
+from tests.specdec_core.cost.examples import measure, profile_of, truth
 
 TRUE = ForwardTerms(
     fixed=8e-3,
@@ -66,16 +66,8 @@ def test_a_profile_tells_step_times():
         for batch in (1, 4, 16)
     ]
     cost = ForwardCost.fit(measurements)
-    profile = Profile(
-        target=cost,
-        drafts={"draft": cost},
-        device="cpu",
-        target_dtype="float32",
-        draft_dtype="float32",
-        round_overhead=1e-3,
-        draft_overhead={"draft": 1e-2},
-        row_overhead=1e-4,
-    )
+    beside = {"round_overhead": 1e-3, "draft_overhead": {"draft": 1e-2}, "row_overhead": 1e-4}
+    profile = profile_of(cost, {"draft": cost}, **beside)
     times = StepTimes.of(profile)
     work, single = Work.of([(3, 100)] * 8), Work.of([(1, 100)] * 8)
     assert times.target.seconds(work) == pytest.approx(TRUE.seconds(work), rel=0.02)

@@ -6,13 +6,14 @@ import pytest
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.cost import ForwardCost, Measurement, Profile, draft_key
+from specdec_core.cost import draft_key
 from specdec_core.evidence.as_served import as_served
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import Workload
 from specdec_core.servers.server import Mode
 from tests.load_result import load_row, records
 from tests.load_timer import recorded
+from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import chain, configured
 
 LONG, SHORT = (configured(chain(max_tokens=tokens)) for tokens in (6, 2))
@@ -21,21 +22,7 @@ ALL = (LONG, SHORT, LOOKUP, PLUGGED)
 WORKLOAD = Workload(clients=(1, 4), requests=4)
 
 
-def cost(seconds):
-    shapes = [(width, batch) for width in (1, 2, 4) for batch in (1, 2)]
-    return ForwardCost.fit(
-        [Measurement(width=w, context=16, batch=b, seconds=seconds + w * 1e-5) for w, b in shapes]
-    )
-
-
-PROFILE = Profile(
-    target=cost(0.01),
-    drafts={"draft": cost(0.001)},
-    device="made up",
-    target_dtype="float32",
-    draft_dtype="float32",
-    round_overhead=0.001,
-)
+PROFILE = fitted_profile(round_overhead=0.001)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from specdec_core.cost import ForwardCost, ForwardKind, Profile
 from specdec_core.measure.forward_times import forward_times, workspace_profile
 from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
 from specdec_core.models.fingerprints import fingerprints
+from tests.specdec_core.cost.examples import profile_of
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.test_record import record
 
@@ -91,20 +92,13 @@ class TestMeasurePolicies:
             measure_policies(tiny_pair, [configured(chain("decision", head="./nowhere"))])
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    return tmp_path
-
-
-def profile_of(*drafts):
+def known_profile(*drafts):
     costs = {name: ForwardCost.constant(0.25) for name in drafts}
-    types = {"target_dtype": "float32", "draft_dtype": "float32"}
-    return Profile(target=ForwardCost.constant(0.5), drafts=costs, device="known", **types)
+    return profile_of(ForwardCost.constant(0.5), costs, device="known")
 
 
-def test_a_pairs_times_are_found_again_and_another_pairs_measured(home, tiny_spec):
-    kept = profile_of(*tiny_spec.drafts)
+def test_a_pairs_times_are_found_again_and_another_pairs_measured(bare_home, tiny_spec):
+    kept = known_profile(*tiny_spec.drafts)
     kept.save(workspace_profile(tiny_spec))
     assert forward_times(tiny_spec, [], None, None) == kept
     other = tiny_spec.model_copy(
@@ -112,19 +106,19 @@ def test_a_pairs_times_are_found_again_and_another_pairs_measured(home, tiny_spe
     )
     assert forward_times(other, [], None, None).device != "known"
     assert forward_times(tiny_spec, [], None, None) == kept
-    assert len(list(home.glob("profiles/*.json"))) == 2
+    assert len(list(bare_home.glob("profiles/*.json"))) == 2
 
 
-def test_times_of_a_recorded_pair_are_found_without_its_models(home, tiny_spec, tiny_pair):
-    models = shutil.copytree(Path(tiny_spec.target).parent, home / "models")
+def test_times_of_a_recorded_pair_are_found_without_its_models(bare_home, tiny_spec, tiny_pair):
+    models = shutil.copytree(Path(tiny_spec.target).parent, bare_home / "models")
     names = {"target": str(models / "target"), "drafts": {"draft": str(models / "draft")}}
     pair = tiny_spec.model_copy(update=names)
-    prints, kept = fingerprints(pair), profile_of("draft")
+    prints, kept = fingerprints(pair), known_profile("draft")
     path = workspace_profile(pair, {**prints, "another": "0"})
     assert path == workspace_profile(pair)
     kept.save(path)
     recorded = replace(tiny_pair, spec=pair)
-    recording = record(recorded, home / "recorded", 2, fingerprints=prints)
+    recording = record(recorded, bare_home / "recorded", 2, fingerprints=prints)
     shutil.rmtree(models)
     assert forward_times(pair, [], None, None, weights=prints) == kept
     with pytest.raises(UserError, match="no such folder"):
@@ -134,7 +128,7 @@ def test_times_of_a_recorded_pair_are_found_without_its_models(home, tiny_spec, 
     assert "known" in replay_recording(recording, plan, None, None, Observer())[1]
 
 
-def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(home, tiny_spec):
+def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(bare_home, tiny_spec):
     def run(**settings):
         runner = tiny_spec.runner.model_copy(update=settings)
         return workspace_profile(tiny_spec.model_copy(update={"runner": runner}))
@@ -143,7 +137,7 @@ def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(home, tiny
     assert len({run(), run(compile=True), run(threads=2), run(target_dtype="bfloat16")}) == 4
 
 
-def test_times_of_another_kind_of_machine_are_not_this_ones(home, tiny_spec, monkeypatch):
+def test_times_of_another_kind_of_machine_are_not_this_ones(bare_home, tiny_spec, monkeypatch):
     """Workspaces may be shared, and copied."""
 
     def on(**facts):
@@ -154,7 +148,7 @@ def test_times_of_another_kind_of_machine_are_not_this_ones(home, tiny_spec, mon
     assert len({on(), on(cpu="B × 2"), on(gpu="G × 1"), on(torch="3")}) == 4
 
 
-def test_a_file_that_lacks_a_draft_is_refused(home, tiny_spec):
-    file = profile_of("other").save(home / "given.json")
+def test_a_file_that_lacks_a_draft_is_refused(bare_home, tiny_spec):
+    file = known_profile("other").save(bare_home / "given.json")
     with pytest.raises(UserError, match="no forward time of draft"):
         forward_times(tiny_spec, [], None, file)

@@ -3,7 +3,7 @@
 import pytest
 
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.cost import ForwardCost, Measurement, Profile
+from specdec_core.cost import ForwardCost, Measurement
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.chains import whole_chains
 from specdec_core.search.estimates import correct, corrected
@@ -12,17 +12,14 @@ from specdec_core.search.results import METRIC, SECONDS, Trial
 from specdec_core.servers.server import DraftFile, Models
 from specdec_core.servers.table import SERVERS
 from specdec_core.tokens.statistics import Counts
-from tests.specdec_core.cost.examples import constant_profile
+from tests.specdec_core.cost.examples import constant_profile, profile_of
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.test_record import record
 
-PROFILE = Profile(
-    # A first round's forward prefills the prompt: 0.1 and 0.2 s more than the 10 ms of another.
-    target=ForwardCost.constant(10e-3).with_prefill({64: 0.11, 128: 0.21}),
-    drafts={"draft": ForwardCost.constant(1e-3).with_prefill({64: 0.01, 128: 0.02})},
-    device="cpu",
-    target_dtype="float32",
-    draft_dtype="float32",
+# A first round's forward prefills the prompt: 0.1 and 0.2 s more than the 10 ms of another.
+PROFILE = profile_of(
+    ForwardCost.constant(10e-3).with_prefill({64: 0.11, 128: 0.21}),
+    {"draft": ForwardCost.constant(1e-3).with_prefill({64: 0.01, 128: 0.02})},
 )
 PROMPTS = (64, 128)
 FIXED = [configured(chain(max_tokens=k)) for k in (2, 4)]

@@ -1,0 +1,27 @@
+"""Clusters of several nodes, and drivers that run in processes of their own."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+
+@contextmanager
+def running_cluster(nodes: int = 0, **head: Any) -> Iterator[Cluster]:
+    """A cluster whose head has these options, and `nodes` further nodes of one core each."""
+    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def in_a_process(function: Callable[..., None], *arguments: object) -> None:
+    """Run a driver in a process of its own, as other tests' Ray may run in this one."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as driver:
+        driver.submit(function, *arguments).result()
