@@ -24,7 +24,7 @@ from specdec_core.models.pair import Pair, load_pair
 from tests.bench_race import bench_prompts, bench_result  # noqa: F401 (fixtures)
 from tests.commands import command  # noqa: F401 (a fixture)
 from tests.full_disk import small_disk  # noqa: F401 (a fixture)
-from tests.registered import empty_store, home, swept  # noqa: F401 (fixtures)
+from tests.registered import bare_home, empty_store, home, swept  # noqa: F401 (fixtures)
 
 # A shell's background jobs ignore Ctrl-C, and so would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,11 +29,17 @@ def empty_store(tmp_path_factory):
 
 
 @pytest.fixture
-def home(empty_store, tmp_path, monkeypatch):
-    """A workspace with an empty MLflow store."""
+def bare_home(tmp_path, monkeypatch):
+    """An empty workspace."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
     return tmp_path
+
+
+@pytest.fixture
+def home(empty_store, bare_home):
+    """A workspace with an empty MLflow store."""
+    (bare_home / "mlflow.db").write_bytes(empty_store.read_bytes())
+    return bare_home
 
 
 def appointed(spec: PairSpec, configuration: Configuration, server: str | None = None) -> None:
@@ -50,9 +56,8 @@ def appointed(spec: PairSpec, configuration: Configuration, server: str | None =
 
 
 @pytest.fixture
-def swept(tmp_path, monkeypatch):
+def swept(bare_home):
     """A workspace with a sweep of two configurations, autoregressive decoding and `SUFFIX`."""
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     profile = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small"])
     forwards = {"n": 64, "n_target": 64, "n_target_tokens": 64}  # of the target alone
     drafted = dict.fromkeys(("n_draft", "n_discarded", "n_drafted", "n_accepted"), 0)
@@ -62,8 +67,8 @@ def swept(tmp_path, monkeypatch):
         pair=PairSpec(), prompts=PromptSet(source="s", count=1, digest="0"),
         trials=[Trial.of(each, counts, profile, 64) for each in (AUTOREGRESSIVE, SUFFIX)],
     )  # fmt: skip
-    result.save(tmp_path / "sweeps" / SWEEP)
-    return tmp_path
+    result.save(bare_home / "sweeps" / SWEEP)
+    return bare_home
 
 
 def runs_in(home: Path) -> tuple[MlflowClient, list[Run], list[Run]]:

@@ -245,12 +245,11 @@ def test_a_champion_registered_without_its_head_is_loaded(home, logged, monkeypa
     assert not (home / "heads").exists()
 
 
-def test_no_champion_yet_is_one_line_and_creates_no_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_no_champion_yet_is_one_line_and_creates_no_store(bare_home):
     with pytest.raises(UserError, match="`specdec sweep` finds one") as caught:
         load_champion()
     assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+    assert list(bare_home.iterdir()) == []
 
 
 def test_a_copy_that_ends_half_way_leaves_nothing_to_be_taken_for_whole(tmp_path):

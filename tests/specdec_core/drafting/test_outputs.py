@@ -82,10 +82,9 @@ ALSO_COUPLED += ["cascade of a cache", "post-use", "extended", "exp3"]
 
 
 @pytest.fixture
-def head(tiny_pair, tmp_path, monkeypatch):
+def head(tiny_pair, bare_home):
     """A workspace with an acceptance head of random weights."""
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    save_random_head(tiny_pair, "specdecpp", tmp_path / "heads" / "random")
+    save_random_head(tiny_pair, "specdecpp", bare_home / "heads" / "random")
 
 
 @pytest.mark.usefixtures("head")

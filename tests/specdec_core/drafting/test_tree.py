@@ -246,11 +246,8 @@ def endless(tiny_pair, monkeypatch):
     ("name", "sampling"),
     [*((name, GREEDY) for name in POLICIES), ("product", SAMPLED), ("fixed", FEW)],
 )
-def test_a_fork_and_a_tree_of_width_one_are_the_chain(
-    endless, name, sampling, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    save_random_head(endless, "joint", tmp_path / "heads" / "joint")
+def test_a_fork_and_a_tree_of_width_one_are_the_chain(endless, name, sampling, bare_home):
+    save_random_head(endless, "joint", bare_home / "heads" / "joint")
     policy, outcomes = POLICIES[name], []
     drafters = [DraftModelSettings(policy=policy), ForkSettings(width=1, policy=policy)]
     if name == "fixed":

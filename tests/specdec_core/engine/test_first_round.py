@@ -41,8 +41,7 @@ def calls(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, bare_home, monkeypatch):
     link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
     engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 3, lambda: link)
     asked, missed = Counter[int](), Counter[int]()

@@ -101,8 +101,7 @@ def uncollected():
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, tmp_path, monkeypatch, uncollected):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, bare_home, monkeypatch, uncollected):
     made: list[weakref.ref[Store]] = []
     make = Store.__init__
 

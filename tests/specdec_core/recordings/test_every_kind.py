@@ -32,11 +32,10 @@ def replay(tiny_pair, requests, tmp_path_factory):
 
 
 @pytest.fixture
-def home(tiny_pair, tmp_path, monkeypatch):
+def home(tiny_pair, bare_home):
     """A workspace with the heads that kinds ask for."""
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     for kind in ("specdecpp", "t1"):
-        save_random_head(tiny_pair, kind, tmp_path / "heads" / kind)
+        save_random_head(tiny_pair, kind, bare_home / "heads" / kind)
 
 
 @pytest.mark.usefixtures("home")

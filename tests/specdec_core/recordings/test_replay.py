@@ -122,10 +122,9 @@ def coupled(recorded, tmp_path_factory):
 
 
 @pytest.fixture
-def head(recorded, tmp_path, monkeypatch):
+def head(recorded, bare_home):
     """One that knows nothing, but says different things of different candidates."""
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    save_random_head(recorded.pair, "joint", tmp_path / "heads" / "joint", draft="small")
+    save_random_head(recorded.pair, "joint", bare_home / "heads" / "joint", draft="small")
 
 
 @pytest.mark.usefixtures("head")

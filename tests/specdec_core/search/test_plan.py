@@ -81,10 +81,9 @@ def test_a_file_with_one_configuration_is_no_sweep_file(tmp_path):
         load_plan(path)
 
 
-def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, bare_home):
     for name, kind in (("a", "specdecpp"), ("b", "specdecpp"), ("c", "t2")):
-        save_random_head(tiny_pair, kind, tmp_path / "heads" / name)
+        save_random_head(tiny_pair, kind, bare_home / "heads" / name)
     search = [
         {"drafter": {"kind": "draft_model", "policy": {"kind": kind, "head": "*"}}}
         for kind in ("specdecpp", "decision")
@@ -95,7 +94,7 @@ def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, tmp_path,
     assert [(c.family, c.drafter.policy.head) for c in found] == [
         *(("specdecpp", "a"), ("specdecpp", "b"), ("decision", "c"))
     ]
-    save_random_head(tiny_pair, "t1", tmp_path / "heads" / "d")
+    save_random_head(tiny_pair, "t1", bare_home / "heads" / "d")
     assert resolved.configurations == found  # what was resolved stays
     assert plan.resolve().digest("p") != resolved.digest("p")  # another search
     # Heads of another target or sampling are none of them.

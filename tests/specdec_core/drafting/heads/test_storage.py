@@ -57,12 +57,11 @@ def test_it_predicts_what_the_module_does_for_one_row_and_for_many(kind, tmp_pat
     torch.testing.assert_close(one, expected[:1], atol=1e-6, rtol=1e-5)
 
 
-def test_heads_are_found_by_name_in_the_workspace_and_by_folder(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    folder.rename(tmp_path / "moved")
-    (tmp_path / "heads").mkdir()
-    (tmp_path / "moved").rename(tmp_path / "heads" / "mine")
-    assert load_card("mine") == load_card(tmp_path / "heads" / "mine")
+def test_heads_are_found_by_name_in_the_workspace_and_by_folder(folder, bare_home):
+    folder.rename(bare_home / "moved")
+    (bare_home / "heads").mkdir()
+    (bare_home / "moved").rename(bare_home / "heads" / "mine")
+    assert load_card("mine") == load_card(bare_home / "heads" / "mine")
     with pytest.raises(UserError, match=r"no head yours .*; there are mine"):
         load_card("yours")
 

@@ -113,10 +113,7 @@ def test_tokens_that_top_k_leaves_out_are_found(tiny_pair, monkeypatch):
     assert not found.passed
 
 
-def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(
-    certificate, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(certificate, bare_home):
     pair = certificate.pair.model_copy(update={"target": "elsewhere/model"})
     changes = {
         "pair": pair,
@@ -128,14 +125,13 @@ def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(
     assert find_certificate(pair, CHAIN, "vllm") == inside
 
 
-def test_it_is_found_again_for_these_weights_alone(certificate, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_it_is_found_again_for_these_weights_alone(certificate, bare_home):
     pair, configuration = certificate.pair, certificate.configuration
     assert find_certificate(pair, configuration) is None
     certificate.save()
     assert find_certificate(pair, configuration) == certificate
     assert find_certificate(pair, LOSSY) is None
-    moved = shutil.copytree(pair.target, tmp_path / Path(pair.target).name)
+    moved = shutil.copytree(pair.target, bare_home / Path(pair.target).name)
     assert find_certificate(pair.model_copy(update={"target": str(moved)}), configuration)
     others = {**certificate.fingerprints, "target": "0" * 16}
     certificate.model_copy(update={"fingerprints": others}).save()

@@ -85,12 +85,11 @@ def with_program(monkeypatch, tmp_path, tiny_pair):
     return made
 
 
-def test_what_is_missing_is_one_line(monkeypatch, tmp_path, tiny_pair):
-    monkeypatch.setattr(process, "FOLDER", tmp_path / "none")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_what_is_missing_is_one_line(monkeypatch, bare_home, tiny_pair):
+    monkeypatch.setattr(process, "FOLDER", bare_home / "none")
+    monkeypatch.setenv("PATH", str(bare_home))
     with pytest.raises(UserError, match=r"llama.cpp: no llama-server in .*`make llama-cpp` builds"):
-        LLAMA_CPP.served(tiny_pair, Mode("llama.cpp", {}), (), tmp_path)
+        LLAMA_CPP.served(tiny_pair, Mode("llama.cpp", {}), (), bare_home)
 
 
 def test_a_gguf_file_is_used_as_it_is_and_other_models_need_the_script(

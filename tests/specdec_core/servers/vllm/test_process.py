@@ -78,12 +78,11 @@ def test_a_head_is_written_in_the_targets_data_type(tiny_pair, tmp_path, monkeyp
 
 
 def test_without_its_environment_the_command_that_makes_it_is_named(
-    tiny_pair, tmp_path, monkeypatch
+    tiny_pair, bare_home, monkeypatch
 ):
-    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "none")
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", bare_home / "none")
     [peer, *_] = peers_of(tiny_pair, "vllm")
-    for start in (peer.open, lambda: VLLM.served(tiny_pair, Mode("vLLM", {}), (), tmp_path)):
+    for start in (peer.open, lambda: VLLM.served(tiny_pair, Mode("vLLM", {}), (), bare_home)):
         with pytest.raises(UserError, match=r"vLLM: no .*none; `make bench-peers` makes it"):
             start()
     peer.close()
