@@ -30,7 +30,7 @@ MODEL = "tiny"
 PROMPT = "def main("
 OTHER = {"kind": "tree", "draft": "other"}
 
-http = httpx.Client(timeout=60)  # nothing here is about speed
+http = httpx.Client(timeout=120)  # no test is about speed
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +170,12 @@ BODIES: list[dict[str, Any]] = [
     },
 ]
 
-replicas_http = httpx.Client(timeout=120)  # no test is about speed
-
 
 @pytest.fixture(scope="module")
 def replicas_url(ray_running, tiny_spec):
     start = Start(deployment.deployment_of(tiny_spec, CHAIN), queue=32, replicas=2)
-    with deployment.serving(start, port=free_port()) as replicas_url:
-        yield replicas_url
+    with deployment.serving(start, port=free_port()) as url:
+        yield url
     serve.shutdown()
 
 
@@ -186,7 +184,7 @@ def answer(replicas_url, body):
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     choices: dict[int, dict[str, Any]] = {}
     usage = None
-    with replicas_http.stream("POST", replicas_url + PATH, json=body) as stream:
+    with http.stream("POST", replicas_url + PATH, json=body) as stream:
         for line in stream.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -205,7 +203,7 @@ def answer(replicas_url, body):
 
 
 def health(replicas_url):
-    return dict(replicas_http.get(f"{url}/health").json())
+    return dict(http.get(f"{replicas_url}/health").json())
 
 
 @pytest.fixture(scope="module")
@@ -221,12 +219,10 @@ def test_replicas_answer_as_one_server(replicas_url, expected):
     names = {replica["replica"] for replica in status["replicas"]}
     assert len(names) == 2
     assert {replica["configuration"] for replica in status["replicas"]} == {CHAIN.id}
-    page = replicas_http.get(f"{url}/metrics").text
+    page = http.get(f"{replicas_url}/metrics").text
     assert all(f'replica="{name}"' in page for name in names)
     assert 'specdec:replicas{model_name="llama"} 2.0' in page.replace(status["model"], "llama")
-    empty = replicas_http.post(
-        replicas_url + PATH, json={"prompt": ""}
-    )  # what only an engine refuses
+    empty = http.post(replicas_url + PATH, json={"prompt": ""})  # what only an engine refuses
     assert (empty.status_code, "empty" in empty.text) == (400, True)
 
 
@@ -261,8 +257,8 @@ def test_a_killed_replica_changes_no_text(replicas_url, expected):
                 # The other replica's forwards add in another order.
                 assert got.pop("logprobs") == pytest.approx(whole["logprobs"], abs=1e-4)
                 assert got == {key: value for key, value in whole.items() if key != "logprobs"}
-    assert "specdec:requests_resumed_total" in replicas_http.get(f"{url}/metrics").text
-    assert replicas_http.get(f"{url}/ready").json() == {"ready": True}
+    assert "specdec:requests_resumed_total" in http.get(f"{replicas_url}/metrics").text
+    assert http.get(f"{replicas_url}/ready").json() == {"ready": True}
     wait_until(
         lambda: health(replicas_url)["restarts"] == 1 and len(children("ray::EngineHolder")) == 2
     )
