@@ -167,6 +167,13 @@ def printed(done: Done) -> str:
     return " ".join(done.stdout.split())
 
 
+def assert_shown(done: Done, *texts: object) -> None:
+    """A command has ended well, and has printed these texts among others."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in texts:
+        assert str(text) in done.stdout
+
+
 def assert_refused(done: Done, message: str) -> None:
     """Bad input ends a command with exit code 2 and one line, which has this text or pattern in
     it."""

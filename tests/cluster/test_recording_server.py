@@ -29,9 +29,16 @@ from specdec_core.recordings.schema import OF_LOGITS
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.process import running
-from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
+from tests.commands import (
+    assert_refused,
+    assert_shown,
+    config_file,
+    hardware_file,
+    printed,
+    prompts_file,
+)
+from tests.configurations import FOUR
 from tests.local_server import LocalServer, engine_server, fleet_of, server_of
-from tests.specdec_core.kinds import chain, configured
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(10)]
@@ -214,7 +221,6 @@ def test_a_text_that_does_not_give_its_tokens_is_refused(tiny_pair):
             server.complete(tokenizer(PROMPTS[0])["input_ids"], 8)
 
 
-CERTIFIED_CHAIN = configured(chain(max_tokens=4))
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 SHORT = ["--limit", "1", "--max-new-tokens", "8"]
 CERTIFIED_PROMPTS = [Prompt(text, text) for text in TEXTS]
@@ -224,7 +230,7 @@ CERTIFIED_PROMPTS = [Prompt(text, text) for text in TEXTS]
 def urls(tiny_pair):
     """Our own server with speculation, and without."""
     with (
-        running(engine_server(tiny_pair, CERTIFIED_CHAIN, 4)) as speculating,
+        running(engine_server(tiny_pair, FOUR, 4)) as speculating,
         running(engine_server(tiny_pair, config.AUTOREGRESSIVE, 4)) as plain,
     ):
         yield speculating, plain
@@ -238,16 +244,14 @@ def checks_of(urls, spec, texts, weights):
 
 
 def test_a_lossless_server_gets_a_certificate(urls, tiny_spec, command, tmp_path):
-    chosen = config.PairConfiguration(pair=tiny_spec, configuration=CERTIFIED_CHAIN)
+    chosen = config.PairConfiguration(pair=tiny_spec, configuration=FOUR)
     options = ["--config", chosen.save(tmp_path / "c.yaml"), "--quick"]
     options += ["--prompts", prompts_file(tmp_path, TEXTS), "--server", urls[0]]
     done = command(certify.main, tmp_path, *options, "--against", urls[1])
-    assert done.returncode == 0, done
-    assert "0 differ" in done.stdout
-    assert "preferred by the draft" in done.stdout
-    assert find_certificate(tiny_spec, CERTIFIED_CHAIN) is None  # of our engine nothing was shown
+    assert_shown(done, "0 differ", "preferred by the draft")
+    assert find_certificate(tiny_spec, FOUR) is None  # of our engine nothing was shown
     key = re.sub(r"\W+", "-", urls[0])
-    certificate = find_certificate(tiny_spec, CERTIFIED_CHAIN, key)
+    certificate = find_certificate(tiny_spec, FOUR, key)
     assert certificate.server.reference == urls[1]
     assert certificate.server.version
     assert certificate.checks.speed is None
@@ -305,6 +309,6 @@ def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair)
     ],
 )
 def test_wrong_options_are_refused(command, tmp_path, tiny_spec, options, message):
-    chosen = config.PairConfiguration(pair=tiny_spec, configuration=CERTIFIED_CHAIN)
+    chosen = config.PairConfiguration(pair=tiny_spec, configuration=FOUR)
     done = command(certify.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)
     assert_refused(done, message)

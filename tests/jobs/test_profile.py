@@ -6,7 +6,7 @@ from jobs.options import sizes
 from jobs.profile import main
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
-from tests.commands import QUICK, plan_file
+from tests.commands import QUICK, assert_shown, plan_file, printed
 
 PLACEMENTS = Path(__file__).parents[2] / "cluster"
 
@@ -22,9 +22,7 @@ def test_a_pairs_profile_is_shown_and_saved(
         *("--widths", "1,2,4", "--contexts", "16,32", "--batches", "1", "--repeats", "2"),
         *(["--cluster", PLACEMENTS / f"{placement}.yaml"] if placement else []),
     )
-    assert done.returncode == 0, done.stderr
-    for shown in ("target", "noisy", "÷ target", "R²", "the engine adds", "profiles/"):
-        assert shown in done.stdout
+    assert_shown(done, "target", "noisy", "÷ target", "R²", "the engine adds", "profiles/")
     (path,) = tmp_path.glob("profiles/*.json")
     # What a forward costs on other devices is not taken for what it costs here.
     assert (f"-on-{placement}-" in path.name) == (placement is not None)
@@ -53,8 +51,7 @@ def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     search = [{"drafter": {"kind": "draft_model"}}]
     config = plan_file(tmp_path, **QUICK, pair=pair, search=search)
     out = tmp_path / "deep" / "p.json"
-    done = command(main, tmp_path, "--config", config, "--out", out)
-    assert done.returncode == 0, done.stderr
+    printed(command(main, tmp_path, "--config", config, "--out", out))
     assert [m.width for m in Profile.load(out).drafts["d"].measurements] == [1, 3]
 
 

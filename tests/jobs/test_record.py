@@ -7,7 +7,7 @@ import pytest
 
 from jobs import record
 from specdec_core.recordings.schema import Recording
-from tests.commands import plan_file, printed, prompts_file, stopped
+from tests.commands import assert_shown, plan_file, printed, prompts_file, stopped
 
 
 def whole_shards(home):
@@ -47,7 +47,5 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
     assert (recording.header.max_new_tokens, recording.header.max_draft) == (64, 9)
     tokens = sum(map(len, recording.prompts.outputs))
     agreement = recording.trace("noisy").agrees.mean()
-    for shown in ("noisy", f"{agreement:.3f}", f"60 prompts, {tokens:,} tokens", str(folder)):
-        assert shown in done.stdout
-    assert f"train head --recording {folder}" in done.stdout
-    assert f"sweep --traces {folder}" in done.stdout
+    assert_shown(done, "noisy", f"{agreement:.3f}", f"60 prompts, {tokens:,} tokens", folder)
+    assert_shown(done, f"train head --recording {folder}", f"sweep --traces {folder}")

@@ -16,6 +16,7 @@ from tests.commands import (
     QUICK,
     ROOT,
     assert_refused,
+    assert_shown,
     hardware_file,
     plan_file,
     printed,
@@ -155,14 +156,12 @@ def test_a_recorded_sweep_is_replayed_and_ends_with_the_choice_for_each_load(
     }
     files = ("--config", plan_file(home, **plan), "--hardware", hardware_file(home, 0.02, 0.002))
     done = command(sweep.main, home, *files, "--name", "loaded")
-    assert done.returncode == 0, done.stdout + done.stderr
     folder = home / "sweeps" / "loaded"
     result = SweepResult.load(folder)
     assert result.replay.configurations == 9  # and autoregressive decoding
     saved = f"saved {result.replay.n_draft:,} draft and {result.replay.n_target:,} target forwards"
     schedule = folder / "schedule.yaml"
-    for shown in ("replayed  9 configurations", saved, "estimated for far away", str(schedule)):
-        assert shown in done.stdout
+    assert_shown(done, "replayed  9 configurations", saved, "estimated for far away", schedule)
     assert (folder / "report.html").exists()
     written = read_config(schedule)[0].configuration
     assert written.lossless

@@ -12,7 +12,7 @@ from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
-from tests.commands import printed
+from tests.commands import assert_shown, printed
 from tests.registered import runs_in
 from tests.specdec_core.training.conftest import recorded_answers
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
@@ -83,15 +83,11 @@ def test_heads_are_trained_once(command, ray_running, recordings_home):
         *("--depths", "0,1", "--w-rej", "6", "--kinds", "specdecpp,t2", "--set", "epochs=2"),
     ]
     first, second = (command(train_head.main, recordings_home, *arguments) for _ in range(2))
-    assert first.returncode == 0, first.stderr
     names = ["draft-specdecpp-d0-w6", "draft-specdecpp-d1-w6", "draft-t2"]
+    assert_shown(first, *names, "eval/KL", "test/KL", "AUC")
     for name in names:
-        assert name in first.stdout
         assert load_head_card(recordings_home / "heads" / name).settings.epochs == 2
-    for shown in ("eval/KL", "test/KL", "AUC"):
-        assert shown in first.stdout
-    assert "resuming: 3 of 3 done" in second.stdout
-    assert second.returncode == 0, second.stderr
+    assert_shown(second, "resuming: 3 of 3 done")
 
 
 def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once():

@@ -13,7 +13,7 @@ from specdec_core.config import load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.recordings.find import FINISHED
-from tests.commands import assert_refused, prompts_file
+from tests.commands import assert_refused, assert_shown, prompts_file
 from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
 from tests.specdec_core.recordings.recorded import recorded
@@ -53,9 +53,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(compared, home):
         *("--prompts", home / "a.jsonl", "--prompts", home / "b.jsonl", "--limit", 2),
         *("--max-new-tokens", 16, "--repeats", 1, "--slots", 2, "--name", "mine"),
     )
-    assert done.returncode == 0, done.stderr
-    for shown in ("UCB of", "EXP3 of", "over the", "the best single arm", "4 prompts"):
-        assert shown in done.stdout
+    assert_shown(done, "UCB of", "EXP3 of", "over the", "the best single arm", "4 prompts")
     folder = home / "bandits" / "mine"
     table = pd.read_csv(folder / "table.csv").set_index("name")
     assert list(table["kind"]) == ["baseline", *["arm"] * 3, *["bandit"] * 3]
@@ -89,16 +87,14 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(compared, home
     recorded(tiny_pair, REQUESTS, folder)
     (folder / FINISHED).touch()
     done = compared("--traces", folder, "--hardware", home / "h.yaml")
-    assert done.returncode == 0, done.stderr
-    assert "replayed, 4 prompts" in done.stdout
-    assert "far away" in done.stdout
+    assert_shown(done, "replayed, 4 prompts", "far away")
     table = pd.read_csv(home / "bandits" / "plan-known" / "table.csv").set_index("name")
     assert table.loc["autoregressive", "tokens_per_second"] == pytest.approx(10)
     k4 = table.loc["draft, K=4"]
     assert k4["tokens_per_second"] < k4["mat"] / 0.1
     # by --traces alone nothing is decoded, and the recording is also found by its name
     again = compared("--traces", "known", "--hardware", home / "h.yaml")
-    assert again.returncode == 0, again.stderr
+    assert_shown(again)
     first, second = (
         [line for line in each.stdout.splitlines() if "UCB of" in line] for each in (done, again)
     )

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from research.drift import __main__ as drift
-from tests.commands import assert_refused, prompts_file
+from tests.commands import assert_refused, assert_shown, prompts_file
 from tests.registered import runs_in
 
 
@@ -17,9 +17,7 @@ def test_drift_is_shown_written_and_logged_by_width(command, tiny_pair_folders, 
         *("--prompts", prompts, "--texts", "2", "--max-new-tokens", "8", "--widths", "1,3"),
         *("--branching", "2,1"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for shown in ("likelihood", "lossy", "3 prompts", "MAT"):
-        assert shown in done.stdout
+    assert_shown(done, "likelihood", "lossy", "3 prompts", "MAT")
     folder = home / "drift" / "target_tree"
     texts = pd.read_csv(folder / "drift.csv")
     assert set(zip(texts["draft"], texts["width"], strict=True)) == {

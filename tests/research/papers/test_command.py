@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 from research.papers import __main__ as papers
 from research.papers.__main__ import PAPERS
@@ -21,9 +20,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.recordings.observer import RecordingObserver
-from tests.commands import assert_refused, prompts_file, stopped
+from tests.commands import assert_refused, assert_shown, prompts_file, stopped
 from tests.conftest import chat_tokenizer, save_random_head
 from tests.observers import Heard
+from tests.registered import runs_in
 
 ROOT = Path(__file__).parents[3]
 PLAN = """
@@ -97,9 +97,8 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
     before = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
 
     done = command(papers.main, home, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_shown(done, "absent is left out", "tables    ")
     assert re.search(r"resuming: \d+ of 16 done", done.stdout)
-    assert "absent is left out" in done.stdout
     after = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
     assert after.items() >= before.items()  # nothing was written again
     assert {path.name for path in after} == {
@@ -133,11 +132,8 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
     for shown in ("## Methods by task", "## By λ", "| chain |", "**"):
         assert shown in page
     assert "<svg" in (folder / "papers.html").read_text()
-    assert "tables    " in done.stdout
 
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name(tiny_spec.name)
-    (run,) = client.search_runs([experiment.experiment_id])
+    client, [run], _ = runs_in(home)
     assert run.info.status == "FINISHED"
     rate = lengths.set_index(["method", "λ"]).loc[("chain, T=1", 4), "path_rate"]
     logged = run.data.metrics["lengths.chain__T_1.sums.lambda_4.path_rate"]
@@ -161,8 +157,7 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     arguments = ["--config", str(config), "--page", str(page)]
     arguments += ["--section", "svip-t1", "--section", "mcsd-ranks"]
     done = command(papers.main, home, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "absent is not recorded" in done.stdout
+    assert_shown(done, "absent is not recorded")
     [folder] = home.glob("papers/*/finished")
     costs = PapersResult.load(folder.parent).target_costs
     assert list(costs) == ["draft"]
@@ -179,14 +174,12 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
         finished.unlink()  # as if it was interrupted while it made the page
 
     again = command(papers.main, home, *arguments, "--section", "svip-f3a")
-    assert again.returncode == 0, again.stdout + again.stderr
+    assert_shown(again)
     after = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
     assert after.items() >= kept.items()
     assert len(after) == 3
     assert {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")} == blocks
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name(tiny_spec.name)
-    runs = client.search_runs([experiment.experiment_id])
+    _, runs, _ = runs_in(home)
     assert [run.data.tags["mlflow.source.name"] for run in runs].count("specdec papers") == 1
 
 

@@ -15,7 +15,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.tokens.statistics import Counts
-from tests.commands import ROOT, assert_refused, prompts_file
+from tests.commands import ROOT, assert_refused, assert_shown, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.registered import runs_in
 
@@ -72,9 +72,7 @@ def test_the_proposed_tree_decodes_as_it_was_replayed(home, comparison, tiny_pai
 def test_a_command_leaves_tables_figures_and_a_run(command, home):
     arguments = ("--budget", 10, "--depth", 4, "--hardware", home / "h.yaml", "--name", "own")
     done = command(plan_tree.main, home, "--traces", "greedy", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for shown in ("planned", "k-configurations", "far away"):
-        assert shown in done.stdout
+    assert_shown(done, "planned", "k-configurations", "far away")
     folder = home / "trees" / "own"
     budgets, grid = (pd.read_csv(folder / f"{name}.csv") for name in ("budgets", "grid"))
     assert budgets["nodes"].max() <= 10
