@@ -1,8 +1,10 @@
 """A small sweep on the tiny pair, really decoded and timed here, without Ray."""
 
 import platform
+import shutil
 from datetime import UTC, datetime
 from itertools import product
+from pathlib import Path
 from time import perf_counter
 
 import pandas as pd
@@ -11,10 +13,7 @@ import pytest
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import ReliabilityBin
-from specdec_core.drafting.policies.confidence import ConfidenceSettings, SvipSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.measure.profiling import profile_pair
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -22,28 +21,20 @@ from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.results import OraclePoint, SweepResult, Timing, Trial
 from specdec_core.tokens.statistics import Counts, rounds_frame
-from tests.configurations import LOOKUP
+from tests.configurations import LOOKUP, drafting
 from tests.conftest import save_random_head
 from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine
 from tests.load_timer import recorded as recorded_texts
 
 NEW_TOKENS = 24
-CONFIGURATIONS = [
-    AUTOREGRESSIVE,
-    *(
-        Configuration(drafter=DraftModelSettings(draft="draft", policy=policy))
-        for policy in (
-            FixedSettings(max_tokens=2),
-            FixedSettings(max_tokens=5),
-            FixedSettings(max_tokens=8),
-            HeuristicSettings(),
-            ConfidenceSettings(threshold=0.3),
-            ConfidenceSettings(threshold=0.6),
-            SvipSettings(threshold=1.2),
-        )
-    ),
-    LOOKUP,
+POLICIES = [
+    *({"kind": "fixed", "max_tokens": k} for k in (2, 5, 8)),
+    {"kind": "heuristic"},
+    *({"kind": "confidence", "threshold": h} for h in (0.3, 0.6)),
+    {"kind": "svip", "threshold": 1.2},
 ]
+CHAINS = [drafting("draft_model", draft="draft", policy=policy) for policy in POLICIES]
+CONFIGURATIONS = [AUTOREGRESSIVE, *CHAINS, LOOKUP]
 REQUESTS = [Request(f"p{i}", tuple(range(5 + i, 25 + 2 * i)), NEW_TOKENS) for i in range(4)]
 PROMPTS = PromptSet(source="prompts.jsonl", count=len(REQUESTS), digest="0" * 64)
 
@@ -97,6 +88,12 @@ def swept(tiny_pair, tmp_path_factory):
     pd.concat(rounds, ignore_index=True).to_parquet(folder / "rounds.parquet")
     result.save(folder)
     return result, folder
+
+
+@pytest.fixture
+def folder(swept, tmp_path):
+    """A copy of its folder that may be changed."""
+    return Path(shutil.copytree(swept[1], tmp_path / "another"))
 
 
 @pytest.fixture

@@ -13,20 +13,13 @@ from dashboards.store import tracking_uri
 from dashboards.tracking.registry import register
 from dashboards.tracking.sweep_run import SweepRun
 from jobs.console import console
-from specdec_core.config import Configuration
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import Trial
 from specdec_core.tokens.statistics import Counts
+from tests.configurations import drafting
 
-LOSSY = Configuration(drafter=TargetTreeSettings(draft="draft", branching=(2, 2, 1)))
-
-
-@pytest.fixture
-def folder(swept, tmp_path):
-    (tmp_path / "rounds.parquet").write_bytes((swept[1] / "rounds.parquet").read_bytes())
-    return tmp_path
+LOSSY = drafting("target_tree", draft="draft", branching=(2, 2, 1))
 
 
 @pytest.fixture

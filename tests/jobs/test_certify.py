@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 
 from jobs import certify, deploy
-from specdec_core.config import Configuration, PairConfiguration
-from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.config import PairConfiguration
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
 from tests.commands import assert_refused, printed, prompts_file
-from tests.configurations import FOUR, LOSSY
+from tests.configurations import FOUR, LOSSY, drafting
 from tests.registered import SUFFIX
 
 # Unless the target waits, whether a candidate comes in time says how busy this machine is.
-BESIDE = Configuration(drafter=PearlSettings(wait=2))
+BESIDE = drafting("pearl", wait=2)
 PLACEMENTS = Path(__file__).parents[2] / "cluster"
 
 

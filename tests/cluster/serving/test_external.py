@@ -8,7 +8,6 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -21,31 +20,22 @@ from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
 from jobs import serve
-from specdec_core.config import Configuration, PairConfiguration, Sampling
-from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.evidence.certificate.certificate import (
-    Certificate,
-    CertifiedServer,
-    Checks,
-    GreedyIdentity,
-    SampledDistribution,
-)
-from specdec_core.models.fingerprints import fingerprints
-from specdec_core.prompts.prompt import PromptSet
+from specdec_core.config import PairConfiguration
+from specdec_core.evidence.certificate.certificate import CertifiedServer
 from specdec_core.servers.completions import CANDIDATES
 from specdec_core.servers.process import running
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_refused, children, wait_until
+from tests.configurations import SUFFIX, drafting
+from tests.dashboards.tracking.test_registry import certificate_of
 from tests.external_program import words
 from tests.local_server import LocalServer
 from tests.specdec_core.kinds import chain, configured
 from tests.word_server import WordServer
 
 CHAIN = configured(chain(max_tokens=3))
-SUFFIX = Configuration(drafter=SuffixSettings())
-TREE = Configuration(drafter=TreeSettings(branching=(2, 2)))
+TREE = drafting("tree", branching=(2, 2))
 KEY, TOKEN = "sk-anne", "operator"
 LONG = {"prompt": "def main(", "max_tokens": 200}
 WHOLE = "".join(words("def main(", 200))
@@ -129,8 +119,7 @@ def test_the_share_of_accepted_candidates_is_read_of_any_program():
     assert _sums(page.replace("llamacpp", "vllm")) == {CANDIDATES: 40}
 
 
-def test_old_logs_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_old_logs_are_removed(bare_home):
     for age in range(60):
         file = log_file(f"words-{age}")
         file.touch()
@@ -271,23 +260,10 @@ def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec):
     assert server.idle == 0
 
 
-def test_a_certificate_names_what_is_different_here(tiny_spec, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    drawn = SampledDistribution(sampling=Sampling(), texts=1, tokens=1, level=0.1, favours=())
+def test_a_certificate_names_what_is_different_here(tiny_spec, bare_home):
     settings = {"prefix": False, "dtype": "float32"}
-    certificate = Certificate(
-        pair=tiny_spec,
-        fingerprints=fingerprints(tiny_spec),
-        configuration=CHAIN,
-        prompts=PromptSet(source="here", count=1, digest="d"),
-        max_new_tokens=1,
-        checks=Checks(
-            greedy=GreedyIdentity(prompts=1, tokens=1, slots=1, differing=0), sampled=drawn
-        ),
-        issued=datetime.now(UTC),
-        environment={},
-        server=CertifiedServer(name="words", version="1", settings=settings, reference="itself"),
-    )
+    server = CertifiedServer(name="words", version="1", settings=settings, reference="itself")
+    certificate = certificate_of(tiny_spec, CHAIN).model_copy(update={"server": server})
     certificate.save()
     certified = Deployment(pair=tiny_spec, configuration=CHAIN, certificate=certificate.sentence)
 

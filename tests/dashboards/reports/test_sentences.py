@@ -1,18 +1,16 @@
 """Reports say in words what the configurations do that they name, bandits' arms included."""
 
 from dashboards.reports.sentences import sentences
-from tests.specdec_core.kinds import chain, configured
-
-CHAIN = configured(chain(max_tokens=4))
-LOOKUP = configured({"kind": "prompt_lookup"})
+from tests.configurations import FOUR, LOOKUP
+from tests.specdec_core.kinds import configured
 
 
 def test_a_bandits_arms_have_a_line_each_and_no_arm_has_two():
-    arms = [CHAIN.drafter, LOOKUP.drafter]
+    arms = [FOUR.drafter, LOOKUP.drafter]
     bandits = [configured({"kind": "bandit", "rule": r, "arms": arms}) for r in ("ucb", "exp3")]
-    section = sentences([("K", CHAIN), ("UCB", bandits[0]), ("EXP3", bandits[1])])
+    section = sentences([("K", FOUR), ("UCB", bandits[0]), ("EXP3", bandits[1])])
     assert section.lines == [
-        f"K: {CHAIN.sentence}",
+        f"K: {FOUR.sentence}",
         f"UCB: {bandits[0].sentence}",
         f"arm prompt lookup 3/10: {LOOKUP.sentence}",
         f"EXP3: {bandits[1].sentence}",
@@ -20,4 +18,4 @@ def test_a_bandits_arms_have_a_line_each_and_no_arm_has_two():
 
 
 def test_a_configuration_shown_twice_has_one_line():
-    assert len(sentences([("K", CHAIN), ("K", CHAIN)]).lines) == 1
+    assert len(sentences([("K", FOUR), ("K", FOUR)]).lines) == 1

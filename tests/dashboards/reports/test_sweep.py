@@ -23,12 +23,6 @@ def write_report(result, folder):
     return write_page(report(result), folder)
 
 
-@pytest.fixture
-def folder(swept, tmp_path):
-    """A copy of the sweep's folder."""
-    return shutil.copytree(swept[1], tmp_path / "sweep")
-
-
 @pytest.fixture(scope="module")
 def page(swept, with_heads, tmp_path_factory):
     """A report with every section."""

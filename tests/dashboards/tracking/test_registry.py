@@ -44,11 +44,6 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
 
 
-@pytest.fixture
-def folder(swept, tmp_path):
-    return Path(shutil.copytree(swept[1], tmp_path / "another"))
-
-
 @pytest.fixture(scope="module")
 def workspace_with_runs(swept, empty_store, tmp_path_factory):
     """A logged sweep with a registered champion, and its workspace."""

@@ -21,11 +21,6 @@ from tests.registered import runs_in
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
 
-@pytest.fixture
-def folder(swept, tmp_path):
-    return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
-
-
 def log(result, folder):
     """Log a sweep that has ended; returns the registered version."""
     tracking = SweepRun()

@@ -11,10 +11,10 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair, load_pair
 from specdec_core.models.runner import CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
-from tests.specdec_core.kinds import chain, configured
+from tests.configurations import FOUR
+from tests.specdec_core.kinds import configured
 
-CHAIN = configured(chain(max_tokens=4))
-SAMPLED = CHAIN.model_copy(update={"sampling": Sampling(temperature=0.9)})
+SAMPLED = FOUR.model_copy(update={"sampling": Sampling(temperature=0.9)})
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
 
@@ -39,14 +39,14 @@ def losing(engine, lost):
 
 
 def test_lost_rows_cost_no_token(tiny_pair):
-    expected = Engine(tiny_pair, CHAIN, 2).generate(requests())
-    engine = losing(Engine(tiny_pair, CHAIN, 2), lambda n: n in (0, 3, 4, 9))
+    expected = Engine(tiny_pair, FOUR, 2).generate(requests())
+    engine = losing(Engine(tiny_pair, FOUR, 2), lambda n: n in (0, 3, 4, 9))
     assert [g.tokens for g in engine.generate(requests())] == [g.tokens for g in expected]
 
 
 def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair):
     with pytest.raises(CacheLost):
-        losing(Engine(tiny_pair, CHAIN, 2), lambda n: True).generate(requests())
+        losing(Engine(tiny_pair, FOUR, 2), lambda n: True).generate(requests())
 
 
 def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair):
@@ -55,8 +55,8 @@ def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair):
         Request(str(i), tuple(range(5, 5 + size)), 12, seed=i, ignore_eos=True)
         for i, size in enumerate(sizes)
     ]
-    expected = [Engine(tiny_pair, CHAIN).generate([request])[0].tokens for request in asked]
-    engine = Engine(tiny_pair, CHAIN, limits=Limits(5, step_tokens=64))
+    expected = [Engine(tiny_pair, FOUR).generate([request])[0].tokens for request in asked]
+    engine = Engine(tiny_pair, FOUR, limits=Limits(5, step_tokens=64))
     engine.add(asked[0])
     engine.step()
     for request in asked[1:]:
@@ -78,7 +78,7 @@ def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair):
 
 
 def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair):
-    engine = Engine(tiny_pair, CHAIN, limits=Limits(2, cache_tokens=192))
+    engine = Engine(tiny_pair, FOUR, limits=Limits(2, cache_tokens=192))
     with pytest.raises(UserError, match="take 140 tokens, but the cache holds 192"):
         engine.add(Request("r", tuple(range(5, 105)), 40))
     engine.add(Request("r", tuple(range(5, 105)), 20))
@@ -117,7 +117,7 @@ def test_a_stop_string_cuts_text_and_tokens_alike_in_every_configuration(tiny_pa
         Engine(tiny_pair, configuration).generate(
             [Request("r", PROMPTS[1], 24, stop=(stop,), ignore_eos=True)]
         )[0]
-        for configuration in (AUTOREGRESSIVE, CHAIN)
+        for configuration in (AUTOREGRESSIVE, FOUR)
     ]
     for generation in outcomes:
         assert generation.text == whole.text[: whole.text.index(stop)]
@@ -140,7 +140,7 @@ def test_streamed_text_is_the_text(tiny_pair):
 
 
 def test_text_can_wait_for_the_last_chunk(tiny_pair):
-    engine = Engine(tiny_pair, CHAIN)
+    engine = Engine(tiny_pair, FOUR)
     engine.add(Request("r", PROMPTS[0], 24, ignore_eos=True))
     chunks = engine.step(texts=False)
     late = engine.step(texts=True)[0].text  # a console opens after all
@@ -152,8 +152,8 @@ def test_text_can_wait_for_the_last_chunk(tiny_pair):
 
 
 def test_requests_join_and_leave_between_rounds(tiny_pair):
-    expected = {g.request_id: g.tokens for g in Engine(tiny_pair, CHAIN).generate(requests())}
-    engine = Engine(tiny_pair, CHAIN, 2)
+    expected = {g.request_id: g.tokens for g in Engine(tiny_pair, FOUR).generate(requests())}
+    engine = Engine(tiny_pair, FOUR, 2)
     waiting, done = requests(), {}
     waiting.append(Request("cancelled", PROMPTS[0], 24))
     while waiting or not engine.idle:
@@ -165,7 +165,7 @@ def test_requests_join_and_leave_between_rounds(tiny_pair):
 
 
 def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair):
-    engine, slots = Engine(tiny_pair, CHAIN, 2), []
+    engine, slots = Engine(tiny_pair, FOUR, 2), []
     opened, closed = engine.drafter.open, engine.drafter.close
     engine.drafter.open = lambda own: (slots.extend(s.slot for s in own), opened(own))
     engine.drafter.close = lambda own: (slots.remove(own.slot), closed(own))
@@ -186,7 +186,7 @@ def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair):
 def test_every_token_carries_its_origin(tiny_pair):
     for configuration, drafted in (
         (AUTOREGRESSIVE, None),
-        (CHAIN, TokenOrigin.DRAFT),
+        (FOUR, TokenOrigin.DRAFT),
         (configured({"kind": "prompt_lookup"}), TokenOrigin.LOOKUP),
     ):
         for generation in Engine(tiny_pair, configuration, 2).generate(requests()):

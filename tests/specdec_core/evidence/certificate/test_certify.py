@@ -10,8 +10,7 @@ from scipy.stats import binom
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
+from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
@@ -24,10 +23,8 @@ from specdec_core.evidence.certificate.distribution import _p_value, check_distr
 from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
-from tests.specdec_core.kinds import chain, configured
+from tests.configurations import FOUR, LOSSY
 
-CHAIN = configured(chain(max_tokens=4))
-LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)
 
@@ -40,13 +37,13 @@ def checks_of(pair, configuration):
 @pytest.fixture(scope="module")
 def certificate(tiny_pair):
     prompts = PromptSet(source="here", count=len(TEXTS), digest="d")
-    checks = checks_of(tiny_pair, CHAIN)
+    checks = checks_of(tiny_pair, FOUR)
     # How fast it is on a busy machine is not what is tested.
     checks = checks.model_copy(update={"speed": checks.speed.model_copy(update={"high": 2.0})})
     return Certificate(
         pair=tiny_pair.spec,
         fingerprints=tiny_pair.fingerprints,
-        configuration=CHAIN,
+        configuration=FOUR,
         prompts=prompts,
         max_new_tokens=EXTENT.max_new_tokens,
         checks=checks,
@@ -87,14 +84,14 @@ WARPED = {
 
 @pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
 def test_warped_samples_of_a_lossless_configuration_pass(tiny_pair, sampling):
-    configuration = CHAIN.model_copy(update={"sampling": sampling})
+    configuration = FOUR.model_copy(update={"sampling": sampling})
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 40), 8, Observer())
     assert found.passed, found
 
 
 def test_a_wrong_residual_is_found(tiny_pair, monkeypatch):
     monkeypatch.setattr(verification, "residual", lambda p, token, q: p)
-    found = check_distribution(tiny_pair, CHAIN, sampled(tiny_pair, 100), 8, Observer())
+    found = check_distribution(tiny_pair, FOUR, sampled(tiny_pair, 100), 8, Observer())
     assert not found.passed
     preferred = next(f for f in found.favours if f.kind.startswith("preferred"))
     assert preferred.shift > preferred.detectable
@@ -107,7 +104,7 @@ def test_tokens_that_top_k_leaves_out_are_found(tiny_pair, monkeypatch):
         return logits.float().softmax(dim=-1)
 
     monkeypatch.setattr("specdec_core.engine.judging.distributions", all_kept)
-    configuration = CHAIN.model_copy(update={"sampling": Sampling(temperature=1.0, top_k=5)})
+    configuration = FOUR.model_copy(update={"sampling": Sampling(temperature=1.0, top_k=5)})
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 20), 8, Observer())
     assert found.impossible > 0
     assert not found.passed
@@ -122,7 +119,7 @@ def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(certifi
     }
     inside = certificate.model_copy(update=changes)
     inside.save()
-    assert find_certificate(pair, CHAIN, "vllm") == inside
+    assert find_certificate(pair, FOUR, "vllm") == inside
 
 
 def test_it_is_found_again_for_these_weights_alone(certificate, bare_home):
