@@ -19,18 +19,28 @@ from jobs.console import interruptible, serve_command
 from specdec_core.search.load.workload import Workload
 
 
+@pytest.fixture
+def start_ray(monkeypatch):
+    """Have Ray, which a real command may use in this process, start by a function."""
+
+    def start(init):
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setattr(ray, "init", init)
+        monkeypatch.setattr(session, "_end_local", lambda: None)
+
+    return start
+
+
 @pytest.mark.parametrize("starting", [True, False])
 def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
-    starting, command, tmp_path, monkeypatch
+    starting, command, tmp_path, start_ray
 ):
     def init(**_):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ray's own ends without a word
         if starting:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(session, "_end_local", lambda: None)  # a real one may run in this process
+    start_ray(init)
 
     def main() -> None:
         with interruptible(), ray_session():
@@ -41,9 +51,7 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
     assert done.stderr == "terminated; the same command resumes\n"
 
 
-def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
-    command, tmp_path, monkeypatch
-):
+def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(command, tmp_path, start_ray):
     lock: Any = vars(logging)["_lock"]
 
     def init(**_):
@@ -57,9 +65,7 @@ def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
     class Thing:
         pass
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(session, "_end_local", lambda: None)  # a real one may run in this process
+    start_ray(init)
 
     def main() -> None:
         with interruptible(), ray_session():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from research.drift.by_width import target_tree
 from research.drift.drift import goodness_of_fit
 from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Configuration, Sampling
@@ -61,6 +62,16 @@ def test_the_engine_writes_what_was_enumerated(pair, branching, sampling, replac
     counts = sample_counts(pair, configuration, 3_000, 3)
     assert goodness_of_fit(counts, written_distribution(pair, drafter, WARPED[sampling], 3)) > 1e-3
     assert goodness_of_fit(counts, exact_distribution(pair, WARPED[sampling], 3)) < 1e-9
+
+
+@pytest.mark.parametrize("sampling", ["plain", "top-k"])
+def test_the_engine_keeps_the_targets_distribution_with_width_one_alone(pair, sampling):
+    target, trees = exact_distribution(pair, WARPED[sampling], 3), {}
+    for width in (1, 3):
+        tree = target_tree(FAR, (width, 2, 2), WARPED[sampling])
+        trees[width] = goodness_of_fit(sample_counts(pair, tree, 3_000, 3), target)
+    assert trees[1] > 1e-3
+    assert trees[3] < 1e-9
 
 
 def test_what_is_not_enumerated_is_refused(pair):

@@ -1,14 +1,12 @@
 """Post-use's tables are computed from recordings, for every set and draft."""
 
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from dashboards.outputs.markdown import part
 from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from research.papers.mcsd import values
@@ -17,6 +15,7 @@ from research.papers.sections.post_use import POST_USE
 from research.papers.studies import TIMES
 from specdec_core.base.errors import UserError
 from specdec_core.recordings.replay import Replay
+from tests.research.papers.exhibits import drawn
 from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
@@ -44,17 +43,8 @@ def test_tables_are_those_of_each_set_and_draft(greedy):
 
 
 def test_each_section_has_the_papers_finding_and_ours(greedy):
-    inputs = {"greedy": greedy, TIMES: PROFILE}
-    for section in POST_USE:
-        table = section.study.measure(*(inputs[name] for name in section.study.needs))
-        shown = section.section(table)
-        text = part(shown)
-        assert "In the paper: " in text
-        assert "Here: " in text
-        if shown.svg is not None:
-            ElementTree.fromstring(shown.svg)
-            assert f"({section.key}.svg)" in text
-    other = (found := rounds(greedy, PROFILE))["length"] != found["fixed"]
+    found = drawn(POST_USE, {"greedy": greedy, TIMES: PROFILE})["post-use-f2a"]
+    other = found["length"] != found["fixed"]
     said = POST_USE[0].section(found).terms["Verdict"]
     assert f"{other.mean():.0%} of the rounds have another best length" in said
 

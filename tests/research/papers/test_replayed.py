@@ -1,7 +1,6 @@
 """Sections of several papers say what the studies behind them say of the same recordings."""
 
 import math
-from xml.etree import ElementTree
 
 import pytest
 
@@ -10,12 +9,11 @@ from research.papers.sections.replayed import REPLAYED
 from research.papers.studies import OWN_HEADS, PAIR, TIMES
 from specdec_core.config import Configuration, parse
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
 from tests.conftest import save_random_head
+from tests.research.papers.exhibits import drawn
 from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
-Sets = dict[str, Recording]
 PROFILE = constant_profile(1.0, 0.1)
 
 
@@ -82,12 +80,4 @@ def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy):
 
 
 def test_every_section_is_drawn_from_its_table(greedy, tiny_spec):
-    inputs = {"greedy": greedy, TIMES: PROFILE, PAIR: tiny_spec, OWN_HEADS: {}}
-    for section in REPLAYED:
-        table = section.study.measure(*(inputs[name] for name in section.study.needs))
-        shown = section.section(table)
-        assert shown.shown is not None
-        assert len(shown.shown)
-        assert shown.terms["Verdict"]
-        if shown.svg:
-            ElementTree.fromstring(shown.svg)
+    drawn(REPLAYED, {"greedy": greedy, TIMES: PROFILE, PAIR: tiny_spec, OWN_HEADS: {}})

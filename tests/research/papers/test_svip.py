@@ -1,7 +1,5 @@
 """SVIP's figures and tables from recordings say what the recordings hold."""
 
-from xml.etree import ElementTree
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,18 +10,12 @@ from research.papers.sections.svip import SVIP
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
 from specdec_core.config import Configuration, Sampling
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
+from tests.research.papers.exhibits import drawn
 from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.test_record import record
 
-Sets = dict[str, Recording]
 MOST = 8  # candidates that are recorded; texts have 40 tokens
 PROFILE = constant_profile(1.0, 0.5)
-
-
-def all_inputs(greedy, sampled, texts):
-    recorded = {"greedy": greedy, "sampled": sampled, "long": sampled}
-    return {**recorded, LONG_FORM: texts, LONG_FORM_GREEDY: texts, TIMES: PROFILE}
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +106,8 @@ def test_a_speedup_is_that_of_the_rounds_counts(sampled):
 
 
 def test_every_section_is_drawn_from_its_table(greedy, sampled, long_form, tmp_path):
-    inputs = all_inputs(greedy, sampled, long_form)
-    for section in SVIP:
-        table = section.study.measure(*(inputs[name] for name in section.study.needs))
-        assert len(table), section.key
-        shown = section.section(table)
-        assert shown.shown is not None
-        assert shown.lines[0].startswith("In the paper: ")
-        assert shown.terms["Verdict"]
-        if shown.svg:
-            ElementTree.fromstring(shown.svg)
-            assert "nan" not in shown.svg
+    recorded = {"greedy": greedy, "sampled": sampled, "long": sampled}
+    long_texts = {LONG_FORM: long_form, LONG_FORM_GREEDY: long_form}
+    for table in drawn(SVIP, {**recorded, **long_texts, TIMES: PROFILE}).values():
         table.to_parquet(tmp_path / "table.parquet", index=False)
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
