@@ -13,13 +13,13 @@ def chain(draft="small", **own):
     return {"kind": "draft_model", "draft": draft, "policy": own}
 
 
-PRODUCT = {"kind": "confidence_product", "threshold": 0.4}
-CASCADE = {
-    "kind": "cascade",
-    "draft": "small",
-    "policy": PRODUCT,
-    "proposer": {"kind": "suffix", "max_tokens": 6},
-}
+CASCADE = chain(kind="confidence_product", threshold=0.4) | {"kind": "cascade"}
+CASCADE |= {"proposer": {"kind": "suffix", "max_tokens": 6}}
+HYBRID = {"kind": "hybrid", "otherwise": CASCADE}
+PEARL = {"kind": "pearl", "drafter": chain(kind="fixed", max_tokens=12)}
+BESIDE = {"kind": "hybrid", "merge": True, "extend": True, "otherwise": PEARL}
+TREE = {"kind": "tree", "draft": "small"}
+BANDIT = {"kind": "bandit", "arms": [2, {"kind": "suffix"}]}
 
 
 def configuration(drafter, **sampling):
@@ -38,26 +38,12 @@ def configuration(drafter, **sampling):
         ({"kind": "suffix", "max_tokens": 20, "memory": "all"}, "shared suffix 20"),
         ({"kind": "prompt_lookup"}, "prompt lookup 3/10"),
         (CASCADE, "cascade small + suffix, product 0.4"),
-        ({"kind": "hybrid", "otherwise": CASCADE}, "suffix else cascade small"),
-        (
-            {
-                "kind": "hybrid",
-                "merge": True,
-                "extend": True,
-                "otherwise": {"kind": "pearl", "drafter": chain(kind="fixed", max_tokens=12)},
-            },
-            "suffix + PEARL small, extended",
-        ),
-        ({"kind": "tree", "draft": "small", "branching": [3, 1, 1, 1]}, "tree 3-1-1-1, small"),
-        ({"kind": "tree", "draft": "small", "branching": [[3], [2, 1, 0]]}, "tree of 6, small"),
-        (
-            {"kind": "target_tree", "draft": "small", "branching": [2, 2, 1]},
-            "target tree 2-2-1, small, lossy",
-        ),
-        (
-            {"kind": "bandit", "reward": "time", "arms": [2, {"kind": "suffix"}]},
-            "UCB of 2 arms, by time",
-        ),
+        (HYBRID, "suffix else cascade small"),
+        (BESIDE, "suffix + PEARL small, extended"),
+        (TREE | {"branching": [3, 1, 1, 1]}, "tree 3-1-1-1, small"),
+        (TREE | {"branching": [[3], [2, 1, 0]]}, "tree of 6, small"),
+        (TREE | {"kind": "target_tree", "branching": [2, 2, 1]}, "target tree 2-2-1, small, lossy"),
+        (BANDIT | {"reward": "time"}, "UCB of 2 arms, by time"),
     ],
 )
 def test_labels_are_short(drafter, label):
@@ -65,7 +51,7 @@ def test_labels_are_short(drafter, label):
 
 
 def test_a_sentence_describes_the_parts_and_their_numbers():
-    hybrid = configuration({"kind": "hybrid", "min_match": 3, "merge": True, "otherwise": CASCADE})
+    hybrid = configuration(HYBRID | {"min_match": 3, "merge": True})
     lookup, otherwise = hybrid.drafter.parts
     assert hybrid.sentence.endswith(
         f"min match 3, merge yes. {lookup.sentence} {otherwise.sentence}"
@@ -77,7 +63,7 @@ def test_a_sentence_describes_the_parts_and_their_numbers():
         "Stop when the product of the round's draft probabilities q(y) falls below threshold:"
         " threshold 0.4, max tokens 20."
     )
-    bandit = configuration({"kind": "bandit", "arms": [2, {"kind": "suffix"}]})
+    bandit = configuration(BANDIT)
     assert "arms draft, K=2; suffix" in bandit.sentence
     lossy = configuration({"kind": "target_tree", "branching": [2, 2, 1]})
     assert lossy.sentence.endswith("The output does not keep the target's distribution.")
@@ -127,9 +113,7 @@ def test_a_sentence_says_every_number_that_is_not_default(make, kind, name):
 
 
 def test_those_of_the_same_label_get_the_beginning_of_their_ids():
-    hybrids = [
-        configuration({"kind": "hybrid", "min_match": n, "otherwise": CASCADE}) for n in range(2, 9)
-    ]
+    hybrids = [configuration(HYBRID | {"min_match": n}) for n in range(2, 9)]
     labels = distinct_labels([AUTOREGRESSIVE, *hybrids, hybrids[0]])
     assert list(labels) == [c.id for c in (AUTOREGRESSIVE, *hybrids)]
     assert labels[AUTOREGRESSIVE.id] == "autoregressive"
@@ -147,10 +131,7 @@ def test_those_that_differ_in_their_heads_are_told_by_these():
 
 
 def test_ids_that_begin_alike_are_shown_longer():
-    many = [
-        configuration({"kind": "hybrid", "min_match": n, "otherwise": CASCADE})
-        for n in range(2, 900)
-    ]
+    many = [configuration(HYBRID | {"min_match": n}) for n in range(2, 900)]
     labels = distinct_labels(many)
     assert len({own.id[:4] for own in many}) < len(many)
     assert len(set(labels.values())) == len(labels)

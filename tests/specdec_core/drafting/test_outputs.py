@@ -106,6 +106,11 @@ SMALL = {"kind": "dynamic_tree", "expand": 2, "children": 2, "keep": 5}
 SHORT = {"kind": "token_cache", "phrases": 3, "phrase_length": 2, "memory": "all"}
 POST_USE = {"kind": "post_use"} | {"cache": CACHE | {"phrase_length": 2, "memory": "all"}}
 NEAR_CHAIN = toy(chain(max_tokens=1), "near")
+FORK, CASCADE = {"kind": "target_fork", "width": 1, "spread": 2}, {"kind": "cascade"}
+PAIRS = {"kind": "tree", "branching": [2, 2]}
+HYBRID = {"kind": "hybrid", "lookup": SUFFIX, "min_match": 1}
+EXP3 = {"kind": "bandit", "rule": "exp3", "memory": "request"}
+STOPS = {"kind": "svip", "threshold": 1.2, "max_tokens": 3}
 PLAIN, TOP_K = Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=3)
 TOP_P = Sampling(temperature=1.3, top_p=0.8)
 SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
@@ -113,39 +118,18 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
     "dynamic tree that stops": (toy(SMALL, "far", kind="svip", threshold=1.1, max_tokens=3), PLAIN),
     "pruned": (toy(SMALL | {"least": 0.1}, "near", kind="svip", max_tokens=3), TOP_P),
     "target tree": ({"kind": "target_tree", "draft": "far", "branching": [1, 2, 2]}, PLAIN),
-    "target fork": (
-        {"width": 1, "spread": 2}
-        | toy({"kind": "target_fork"}, "near", kind="confidence", threshold=0.3, max_tokens=3),
-        TOP_K,
-    ),
+    "target fork": (toy(FORK, "near", kind="confidence", threshold=0.3, max_tokens=3), TOP_K),
     "prompt lookup": ({"kind": "prompt_lookup", "occurrence": "earliest"}, PLAIN),
     "shared suffixes": ({"kind": "suffix", "per_match": 0, "memory": "all"}, PLAIN),
     "suffix tree": ({"kind": "suffix", "per_match": 0, "tree": True}, TOP_P),
     "token cache": (SHORT, TOP_K),
-    "cascade": (
-        toy({"kind": "cascade", "proposer": SHORT}, "near", kind="fixed", max_tokens=3),
-        PLAIN,
-    ),
-    "cascade that stops": (
-        toy({"kind": "cascade"}, "far", kind="svip", threshold=1.2, max_tokens=3),
-        TOP_P,
-    ),
+    "cascade": (toy(CASCADE | {"proposer": SHORT}, "near", kind="fixed", max_tokens=3), PLAIN),
+    "cascade that stops": (toy(CASCADE, "far", **STOPS), TOP_P),
     "post-use": (toy(POST_USE | {"anchors": 2}, "near", kind="fixed", max_tokens=2), PLAIN),
-    "post-use that stops": (toy(POST_USE, "far", kind="svip", threshold=1.2, max_tokens=3), TOP_P),
-    "hybrid": (
-        {"kind": "hybrid", "lookup": SUFFIX, "min_match": 1, "otherwise": NEAR_CHAIN},
-        PLAIN,
-    ),
-    "merged": (
-        {"kind": "hybrid", "lookup": SUFFIX, "min_match": 1, "merge": True, "extend": True}
-        | {"otherwise": toy(SMALL, "far")},
-        TOP_P,
-    ),
-    "bandit": (
-        {"kind": "bandit", "rule": "exp3", "memory": "request"}
-        | {"arms": [NEAR_CHAIN, toy({"kind": "tree", "branching": [2, 2]}, "far"), SUFFIX]},
-        PLAIN,
-    ),
+    "post-use that stops": (toy(POST_USE, "far", **STOPS), TOP_P),
+    "hybrid": (HYBRID | {"otherwise": NEAR_CHAIN}, PLAIN),
+    "merged": (HYBRID | {"merge": True, "extend": True, "otherwise": toy(SMALL, "far")}, TOP_P),
+    "bandit": (EXP3 | {"arms": [NEAR_CHAIN, toy(PAIRS, "far"), SUFFIX]}, PLAIN),
 }
 
 

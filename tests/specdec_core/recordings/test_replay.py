@@ -39,6 +39,8 @@ SVIP_CHAIN = {"kind": "draft_model", "draft": "small", "policy": SVIP}
 CACHE = {"kind": "token_cache", "learn_from": "output"}
 SUFFIX = {"kind": "suffix"}
 UNEVEN = {"kind": "tree", "branching": (2, (3, 1), (2, 0, 0, 1), 1, 1)}
+LOOKUP = {"kind": "prompt_lookup", "max_tokens": 4}
+HYBRID, BANDIT, HEURISTIC = {"kind": "hybrid"}, {"kind": "bandit"}, chain("heuristic")
 
 # Drafters that see one request alone, and drafters that remember earlier requests.
 DRAFTERS: dict[str, Drafter] = {
@@ -49,11 +51,7 @@ DRAFTERS: dict[str, Drafter] = {
     "uneven tree": UNEVEN,
     "fork": {"kind": "fork", "width": 3, "policy": policy("fixed", max_tokens=6)},
     "suffix": SUFFIX,
-    "cascade": {
-        "kind": "cascade",
-        "proposer": {"kind": "prompt_lookup", "max_tokens": 4},
-        "policy": SVIP,
-    },
+    "cascade": {"kind": "cascade", "proposer": LOOKUP, "policy": SVIP},
     "cascade that learns": {"kind": "cascade", "proposer": CACHE, "policy": policy("heuristic")},
     "reuse at the target": {"kind": "post_use", "cache": CACHE, "at_draft": 0},
     "reuse at both": {"kind": "post_use", "cache": CACHE, "policy": policy("heuristic", start=8)},
@@ -61,16 +59,10 @@ DRAFTERS: dict[str, Drafter] = {
     "hybrid with a tree": {"kind": "hybrid", "lookup": CACHE, "min_match": 1, "otherwise": UNEVEN},
     "merged": {"kind": "hybrid", "otherwise": chain("heuristic"), "merge": True},
     "extended": {"kind": "hybrid", "otherwise": SVIP_CHAIN, "extend": True},
-    "merged and extended": {
-        "kind": "hybrid", "otherwise": chain(max_tokens=3), "merge": True, "extend": True,
-    },
-    "bandit of a request": {
-        "kind": "bandit",
-        "memory": "request",
-        "arms": (1, 4, UNEVEN, SUFFIX, chain("heuristic")),
-        "exploration": 0.1,
-    },
-}  # fmt: skip
+    "merged, extended": HYBRID | {"otherwise": chain(max_tokens=3), "merge": True, "extend": True},
+    "bandit of a request": BANDIT
+    | {"memory": "request", "arms": (1, 4, UNEVEN, SUFFIX, HEURISTIC), "exploration": 0.1},
+}
 LASTING: dict[str, Drafter] = {
     "lasting heuristic": chain("heuristic", transient=False),
     "suffix of all": SUFFIX | {"memory": "all"},
@@ -78,11 +70,8 @@ LASTING: dict[str, Drafter] = {
     "reuse by its calls": {"kind": "post_use", "cache": CACHE, "policy": policy("pre_cut")},
     "ucb": {"kind": "bandit", "arms": (2, 4, chain("heuristic", transient=False), UNEVEN)},
     "thompson": {"kind": "bandit", "rule": "thompson", "arms": (2, SVIP_CHAIN, SUFFIX)},
-    "exp3": {
-        "kind": "bandit",
-        "rule": "exp3",
-        "arms": (3, {"kind": "hybrid", "otherwise": SVIP_CHAIN}, CACHE, chain("pre_cut")),
-    },
+    "exp3": BANDIT
+    | {"rule": "exp3", "arms": (3, HYBRID | {"otherwise": SVIP_CHAIN}, CACHE, chain("pre_cut"))},
 }
 
 

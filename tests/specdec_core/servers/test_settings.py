@@ -40,16 +40,11 @@ LOOKUP = {"kind": "prompt_lookup", "max_ngram": 3, "max_tokens": 8}
 TRIGRAM = LOOKUP | {"min_ngram": 3}
 SUFFIX = {"kind": "suffix", "max_tokens": 6}
 SHARED = SUFFIX | {"memory": "all", "per_match": 0, "min_match": 16}
-TREE = {
-    "kind": "dynamic_tree",
-    "draft": "head",
-    "expand": 3,
-    "children": 3,
-    "keep": 8,
-    "policy": {"kind": "fixed", "max_tokens": 4},
-}
+TREE = EAGLE | {"kind": "dynamic_tree", "expand": 3, "children": 3, "keep": 8}
 HYBRID = {"kind": "hybrid", "lookup": SUFFIX, "min_match": 3, "otherwise": EAGLE}
+TRIGRAM_ELSE = HYBRID | {"lookup": TRIGRAM, "otherwise": CHAIN}
 SVIP = CHAIN | {"policy": {"kind": "svip", "threshold": 0.9}}
+HEURISTIC = CHAIN | {"policy": {"kind": "heuristic", "start": 5}}
 CONFIDENCE = CHAIN | {"policy": {"kind": "confidence", "threshold": 0.5, "max_tokens": 8}}
 
 
@@ -68,6 +63,8 @@ def resting(*drafters):
     return {"kind": "schedule", "ranges": dict(zip((1, 4, 9, 12), drafters, strict=False))}
 
 
+PADDED, EARLIEST = {"draft": "padded"}, {"occurrence": "earliest"}
+BY_BATCH = "num_speculative_tokens_per_batch_size"
 MOST = "max_concurrency"
 NODES = "speculative-num-draft-tokens"
 DEPTH = "suffix_decoding_max_tree_depth"
@@ -80,17 +77,9 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("vllm", CHAIN, {"method": "draft_model", "model": "org/small"}),
         ("vllm", CHAIN, {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}),
         ("vllm", EAGLE, {"method": "eagle3", "model": "org/head"}),
-        (
-            "vllm",
-            BY_LOAD,
-            {"num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 15, 2], [16, 1024, 0]]},
-        ),
+        ("vllm", BY_LOAD, {BY_BATCH: [[1, 7, 5], [8, 15, 2], [16, 1024, 0]]}),
         # It pairs tokens by their texts for a draft with another number of logits, and draws none.
-        (
-            "vllm",
-            CHAIN | {"draft": "padded"},
-            {"use_heterogeneous_vocab": True, "draft_sample_method": None},
-        ),
+        ("vllm", CHAIN | PADDED, {"use_heterogeneous_vocab": True, "draft_sample_method": None}),
         ("vllm", LOOKUP, {"prompt_lookup_min": 1, "prompt_lookup_max": 3}),
         ("vllm", SUFFIX, {"suffix_decoding_max_cached_requests": 0}),
         # A match and its draft have 24 tokens together, unless a depth is given.
@@ -111,31 +100,21 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", HYBRID, {"sa_config": {"threshold": 3}}),
         ("trtllm", TREE, {"max_total_draft_tokens": 8}),
         ("trtllm", LOOKUP, {"is_use_oldest": False}),
-        ("trtllm", LOOKUP | {"occurrence": "earliest"}, {"is_use_oldest": True}),
+        ("trtllm", LOOKUP | EARLIEST, {"is_use_oldest": True}),
         *(("trtllm", resting(d, d, None, None), {MOST: 8}) for d in (CHAIN, LOOKUP, TREE)),
         ("trtllm", by_load(CHAIN, {1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
         ("llama_cpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
         ("llama_cpp", CHAIN, {"spec-type": "draft-simple"}),
         ("llama_cpp", EAGLE, {"spec-type": "draft-eagle3", "spec-draft-model": "org/head"}),
         ("llama_cpp", TRIGRAM, {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3}),
-        (
-            "llama_cpp",
-            TRIGRAM | {"occurrence": "earliest"},
-            {"spec-type": "ngram-map-k", "spec-ngram-map-k-size-m": 8},
-        ),
+        ("llama_cpp", TRIGRAM | EARLIEST, {"spec-type": "ngram-map-k"}),
+        ("llama_cpp", TRIGRAM | EARLIEST, {"spec-ngram-map-k-size-m": 8}),
         ("llama_cpp", SHARED, {"spec-type": "ngram-mod", "spec-ngram-mod-n-match": 16}),
         # In its list the lookup comes first, wherever it stands.
-        (
-            "llama_cpp",
-            {"kind": "hybrid", "lookup": TRIGRAM, "min_match": 3, "otherwise": CHAIN},
-            {"spec-type": "ngram-simple,draft-simple", "spec-draft-n-max": 4},
-        ),
+        ("llama_cpp", TRIGRAM_ELSE, {"spec-type": "ngram-simple,draft-simple"}),
+        ("llama_cpp", TRIGRAM_ELSE, {"spec-draft-n-max": 4}),
         ("transformers", CONFIDENCE, {"assistant_confidence_threshold": 0.5}),
-        (
-            "transformers",
-            CHAIN | {"policy": {"kind": "heuristic", "start": 5}},
-            {"num_assistant_tokens_schedule": "heuristic_transient"},
-        ),
+        ("transformers", HEURISTIC, {"num_assistant_tokens_schedule": "heuristic_transient"}),
     ],
 )
 def test_a_drafter_has_these_settings(server, drafter, some):
@@ -164,7 +143,7 @@ def test_a_drafter_has_these_settings(server, drafter, some):
         ("trtllm", resting(LOOKUP, TREE)),
         ("llama_cpp", EAGLE | {"draft": "first"}),
         ("llama_cpp", SUFFIX),
-        ("llama_cpp", {"kind": "hybrid", "lookup": TRIGRAM, "min_match": 4, "otherwise": CHAIN}),
+        ("llama_cpp", TRIGRAM_ELSE | {"min_match": 4}),
     ],
 )
 def test_a_drafter_has_no_counterpart(server, drafter):
@@ -176,7 +155,7 @@ def test_a_drafter_has_no_counterpart(server, drafter):
     [
         ("vllm", SUFFIX, "suffix_decoding_min_token_prob"),
         ("vllm", SUFFIX, "longest suffix"),
-        ("vllm", CHAIN | {"draft": "padded"}, "numbers of logits"),
+        ("vllm", CHAIN | PADDED, "numbers of logits"),
         ("trtllm", SUFFIX, "earliest occurrence"),
         ("trtllm", HYBRID, "earliest occurrence"),
     ],
