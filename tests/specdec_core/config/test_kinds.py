@@ -2,6 +2,7 @@
 torch; a kind of one's own is as good."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -85,7 +86,7 @@ def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind):
 
 def test_all_settings_load_without_torch():
     """So that `specdec --help` is quick, and a bad sweep is refused at once."""
-    script = """
+    run("""
         import sys
         from specdec_core.config import Configuration, DrafterSettings, PolicySettings
         from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
@@ -95,8 +96,7 @@ def test_all_settings_load_without_torch():
         Configuration.model_json_schema()
         heavy = {"torch", "transformers", "pandas", "ray", "mlflow"} & set(sys.modules)
         assert not heavy, heavy
-    """
-    run(script)
+    """)
 
 
 def test_a_bad_sweep_is_refused_without_torch(tmp_path):
@@ -124,12 +124,9 @@ def test_pearl_drafts_chains_ahead_and_nothing_else(kind):
         inner = parse(Configuration, value, "here").drafter.drafter
         assert inner.guesses is None or isinstance(inner.guesses, LookupSettings)
     else:
-        with pytest.raises(
-            UserError,
-            match=rf"here: drafter\.drafter: drafter '{kind}' cannot be used here; .*, cascade$",
-        ) as error:
+        refused = rf"^here: drafter\.drafter: drafter '{kind}' cannot be used here; .*, cascade$"
+        with pytest.raises(UserError, match=refused):  # one line
             parse(Configuration, value, "here")
-        assert "\n" not in str(error.value)
 
 
 def test_the_json_schema_has_every_kind_and_no_reference_to_nowhere():
@@ -163,18 +160,16 @@ def test_a_kind_that_says_too_little_is_refused_when_it_is_added(own, kind, code
 
 
 def test_a_drafter_must_say_what_a_recording_knows_of_it(own):
-    (own / "silent.py").write_text(
-        textwrap.dedent("""
-            from typing import Literal
-            from specdec_core.config.drafters import DrafterSettings
+    code = """
+        from typing import Literal
+        from specdec_core.config.drafters import DrafterSettings
 
-            class NothingSettings(DrafterSettings):
-                kind: Literal["nothing"] = "nothing"
-        """)
-    )
-    with pytest.raises(
-        TypeError, match="NothingSettings does not say its depth, label, unsupported_reason"
-    ):
+        class NothingSettings(DrafterSettings):
+            kind: Literal["nothing"] = "nothing"
+    """
+    (own / "silent.py").write_text(textwrap.dedent(code))
+    unsaid = "NothingSettings does not say its depth, label, unsupported_reason"
+    with pytest.raises(TypeError, match=unsaid):
         add_drafter("nothing", "silent")
 
 
@@ -198,10 +193,8 @@ def test_a_kind_of_ones_own_is_known_everywhere_at_once(own):
 
 
 def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path):
-    added = EAGER + (
-        "\n\nfrom specdec_core.config import add_policy\nadd_policy('eager', __name__)\n"
-    )
-    (tmp_path / "eager_policy.py").write_text(added)
+    added = "\n\nfrom specdec_core.config import add_policy\nadd_policy('eager', __name__)\n"
+    (tmp_path / "eager_policy.py").write_text(EAGER + added)
     script = """
         from specdec_core.config import Configuration
         drafter = {"kind": "draft_model", "policy": {"kind": "eager"}}
@@ -215,15 +208,10 @@ def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path):
 
 def run(script, check=True, **environment):
     """A script in a separate process."""
-    import os
-
     path = os.pathsep.join([str(Path(__file__).parents[3]), environment.pop("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment, "PYTHONPATH": path},
-    )
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = {**os.environ, **environment, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert not check or done.returncode == 0, done.stderr
     return done
 

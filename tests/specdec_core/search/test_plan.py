@@ -11,7 +11,13 @@ from specdec_core.search.plan import Plan, load_plan
 from tests.conftest import save_random_head
 
 SWEEPS = Path(__file__).parents[3] / "jobs" / "sweeps"
-FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 4]}}}
+
+
+def chain(**settings):
+    return {"drafter": {"kind": "draft_model", **settings}}
+
+
+FIXED = chain(policy={"kind": "fixed", "max_tokens": [2, 4]})
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
 
 
@@ -51,13 +57,9 @@ def test_every_shipped_sweep_is_valid(file):
 
 def test_a_pattern_names_the_heads_to_try():
     policy = {"kind": "decision", "head": "bundled:small-*", "cumulative": True}
-    entry = {"drafter": {"kind": "draft_model", "policy": policy}}
-    configurations = Plan(search=(entry,)).resolve().configurations
-    assert [(c.drafter.draft, c.drafter.policy.head) for c in configurations or []] == [
-        ("small", "bundled:small-joint"),
-        ("small", "bundled:small-t1"),
-        ("small", "bundled:small-t2"),
-    ]
+    found = Plan(search=(chain(policy=policy),)).resolve().configurations or []
+    heads = [("small", f"bundled:small-{head}") for head in ("joint", "t1", "t2")]
+    assert [(c.drafter.draft, c.drafter.policy.head) for c in found] == heads
 
 
 def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs():
@@ -84,16 +86,12 @@ def test_a_file_with_one_configuration_is_no_sweep_file(tmp_path):
 def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, bare_home):
     for name, kind in (("a", "specdecpp"), ("b", "specdecpp"), ("c", "t2")):
         save_random_head(tiny_pair, kind, bare_home / "heads" / name)
-    search = [
-        {"drafter": {"kind": "draft_model", "policy": {"kind": kind, "head": "*"}}}
-        for kind in ("specdecpp", "decision")
-    ]
+    search = [chain(policy={"kind": kind, "head": "*"}) for kind in ("specdecpp", "decision")]
     plan = Plan.model_validate({"pair": tiny_pair.spec.model_dump(), "search": search})
     resolved = plan.resolve()
     found = resolved.configurations
-    assert [(c.family, c.drafter.policy.head) for c in found] == [
-        *(("specdecpp", "a"), ("specdecpp", "b"), ("decision", "c"))
-    ]
+    named = [("specdecpp", "a"), ("specdecpp", "b"), ("decision", "c")]
+    assert [(c.family, c.drafter.policy.head) for c in found] == named
     save_random_head(tiny_pair, "t1", bare_home / "heads" / "d")
     assert resolved.configurations == found  # what was resolved stays
     assert plan.resolve().digest("p") != resolved.digest("p")  # another search
@@ -161,14 +159,15 @@ def test_the_digest_follows_settings_and_prompts():
     assert plan.digest("p") == again.digest("p")
 
 
+BELOW = chain(policy={"kind": "svip", "threshold": -1})
+SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"finalist": 3}, "finalist: unknown key; did you mean finalists?"),
-        (
-            {"sampling": {"temprature": 1}},
-            "sampling.temprature: unknown key; did you mean temperat",
-        ),
+        ({"sampling": {"temprature": 1}}, "sampling.temprature: unknown key; did you mean temper"),
         ({"pair": {"runner": {"compiles": 1}}}, "pair.runner.compiles: unknown key; did you mean"),
         ({"race": {"colour": 1}}, "race.colour: unknown key; there are within, seconds, further, "),
         ({"max_new_tokens": {}}, "max_new_tokens: Input should be a valid integer"),
@@ -178,27 +177,9 @@ def test_the_digest_follows_settings_and_prompts():
         ({"configuration": LOOKUP}, "configuration: unknown key"),
         ({"method": "random"}, "trials: method random needs a number of trials"),
         ({"max_new_tokens": 0}, "max_new_tokens: Input should be greater than 0 (got 0)"),
-        (
-            {"search": [{"drafter": {"kind": "draft_model", "draft": "huge"}}]},
-            "the pair has no draft 'huge' (it has: medium, small)",
-        ),
-        (
-            {"search": [{**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}]},
-            "a sweep compares configurations of one sampling",
-        ),
-        (
-            {
-                "search": [
-                    {
-                        "drafter": {
-                            "kind": "draft_model",
-                            "policy": {"kind": "svip", "threshold": -1},
-                        }
-                    }
-                ]
-            },
-            "search.0: drafter.policy.threshold: Input should be greater",
-        ),
+        ({"search": [chain(draft="huge")]}, "the pair has no draft 'huge' (it has: medium, small)"),
+        ({"search": [SAMPLINGS]}, "a sweep compares configurations of one sampling"),
+        ({"search": [BELOW]}, "search.0: drafter.policy.threshold: Input should be greater"),
         ({"search": []}, "search: nothing to search"),
         ({"search": "all"}, "search: "),
     ],
@@ -220,14 +201,9 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path):
         "- drafter: {kind: hybrid, otherwise: {kind: tree, draft: small}}\n"
         "- drafter: {kind: tree}\n"
     )
-    found = [c.drafter for c in load_plan(path).configurations]
-    assert [[part.draft for part in d.walk() if hasattr(part, "draft")] for d in found] == [
-        ["medium", "medium"],
-        ["small", "small"],
-        ["small"],
-        ["medium"],
-        ["small"],
-    ]
+    parts = [c.drafter.walk() for c in load_plan(path).configurations]
+    drafts = [[part.draft for part in own if hasattr(part, "draft")] for own in parts]
+    assert drafts == [["medium"] * 2, ["small"] * 2, ["small"], ["medium"], ["small"]]
 
 
 def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path):
