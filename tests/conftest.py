@@ -5,7 +5,7 @@ import inspect
 import os
 import shutil
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,13 @@ def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> transformers.
         bos_token_id=None,
     )
     return transformers.LlamaForCausalLM(config).eval()
+
+
+def generated(model: Any, prompt: Sequence[int], new_tokens: int, **options: Any) -> list[int]:
+    """The tokens that transformers writes behind a prompt, greedily."""
+    ids = torch.tensor([prompt])
+    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "do_sample": False}
+    return model.generate(ids, max_new_tokens=new_tokens, **options)[0, len(prompt) :].tolist()
 
 
 @pytest.fixture(scope="session")

@@ -17,16 +17,12 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 def drafter(kind: str, **changes: Any) -> DrafterSettings:
     """A drafter of this kind."""
-    return kinds_of(DRAFTERS, KindSettings)[kind].model_validate(
-        {**NEEDED.get(kind, {}), **changes}
-    )
+    return kinds_of(DRAFTERS, KindSettings)[kind].model_validate(NEEDED.get(kind, {}) | changes)
 
 
 def policy(kind: str, **changes: Any) -> PolicySettings:
     """A length policy of this kind."""
-    return kinds_of(POLICIES, KindSettings)[kind].model_validate(
-        {**NEEDED.get(kind, {}), **changes}
-    )
+    return kinds_of(POLICIES, KindSettings)[kind].model_validate(NEEDED.get(kind, {}) | changes)
 
 
 def configured(drafter: Any = None, sampling: Sampling | None = None) -> Configuration:

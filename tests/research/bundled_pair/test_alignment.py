@@ -2,6 +2,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
+from tests.conftest import generated
 
 
 def tiny(seed):
@@ -23,14 +24,7 @@ def test_ragged_trajectories_are_what_each_prompt_gives_alone():
     prompts = [[5, 6, 7, 11, 12, 30], [9, 3], [4, 8, 2, 1]]
     together = greedy_trajectories(model, prompts, 10)
     for prompt, trajectory in zip(prompts, together, strict=True):
-        alone = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=10,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        assert trajectory.tokens.tolist() == alone[0].tolist()
+        assert trajectory.tokens.tolist() == [*prompt, *generated(model, prompt, 10)]
         assert trajectory.prompt_length == len(prompt)
 
 

@@ -11,6 +11,7 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.engine import Engine, Request
+from tests.conftest import generated
 
 Prompt = tuple[int, ...]
 PROMPTS: list[Prompt] = [tuple(range(5, 5 + n)) for n in (3, 9, 17)]
@@ -45,14 +46,7 @@ def theirs(folders, monkeypatch, prompts, **settings):
     texts = []
     for prompt in prompts:
         current = Decoded([])
-        output = target.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            assistant_model=draft,
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS - 1,
-        )
-        current.tokens = output[0, len(prompt) :].tolist()
+        current.tokens = generated(target, prompt, NEW_TOKENS - 1, assistant_model=draft)
         texts.append(current)
     return texts
 
@@ -82,18 +76,14 @@ def test_the_heuristic_drafts_as_transformers_does(
     tiny_pair, tiny_pair_folders, monkeypatch, transient, prompts
 ):
     """A lasting one within a sequence: over several, transformers counts otherwise."""
-    expected = theirs(
-        tiny_pair_folders,
-        monkeypatch,
-        begun(tiny_pair, prompts),
-        assistant_confidence_threshold=0.0,
-        num_assistant_tokens=3,
-        num_assistant_tokens_schedule="heuristic_transient" if transient else "heuristic",
-    )
-    texts = ours(
-        tiny_pair, HeuristicSettings(start=3, transient=transient, max_tokens=128), prompts
-    )
-    for own, other in zip(texts, expected, strict=True):
+    settings = {
+        "assistant_confidence_threshold": 0.0,
+        "num_assistant_tokens": 3,
+        "num_assistant_tokens_schedule": "heuristic_transient" if transient else "heuristic",
+    }
+    expected = theirs(tiny_pair_folders, monkeypatch, begun(tiny_pair, prompts), **settings)
+    policy = HeuristicSettings(start=3, transient=transient, max_tokens=128)
+    for own, other in zip(ours(tiny_pair, policy, prompts), expected, strict=True):
         assert own.tokens == other.tokens
         assert own.rounds[:-1] == other.rounds[:-1]
         assert own.rounds[0][0] == 3

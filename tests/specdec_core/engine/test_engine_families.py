@@ -11,7 +11,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import captured
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.pair import Pair, load_pair
-from tests.conftest import SHAPE, tiny_tokenizer
+from tests.conftest import SHAPE, generated, tiny_tokenizer
 from tests.specdec_core.kinds import chain, configured
 
 GATED = {**SHAPE, "intermediate_size": 64}
@@ -64,18 +64,7 @@ def test_greedy_output_is_token_identical_to_generate(family):
     torch.manual_seed(0)
     config = FAMILIES[family]
     target = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    reference = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        output = target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        reference.append(output[0, len(prompt) :].tolist())
+    reference = [generated(target, p, NEW_TOKENS, eos_token_id=None) for p in PROMPTS]
     assert len({tuple(r) for r in reference}) > 1, "the model ignores its prompt"
 
     spec = PairSpec(target=family, drafts={"noisy": "copy"}, runner=RunnerSettings(max_length=256))
@@ -119,9 +108,8 @@ def test_compiled_graphs_write_what_eager_forwards_do(family, tmp_path, monkeypa
     written = []
     for compiled in (False, True):
         runner = settings.model_copy(update={"compile": compiled})
-        pair = load_pair(
-            PairSpec(target=str(tmp_path), drafts={"same": str(tmp_path)}, runner=runner)
-        )
+        models = {"target": str(tmp_path), "drafts": {"same": str(tmp_path)}}
+        pair = load_pair(PairSpec(**models, runner=runner))
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="running without")
             for configuration in (AUTOREGRESSIVE, tree):

@@ -37,10 +37,8 @@ def requests(**options):
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
     [
-        ("chain", "greedy"),
-        ("chain", "coupled"),
-        ("tree", "rejection"),
-        ("target tree", "rejection"),
+        *(("chain", "greedy"), ("chain", "coupled")),
+        *(("tree", "rejection"), ("target tree", "rejection")),
     ],
 )
 def test_log_probabilities_are_those_of_one_forward_over_the_text(tiny_pair, drafter, sampling):
@@ -172,11 +170,8 @@ def test_no_text_ends_before_its_least_length(tiny_pair, free):
 
 @pytest.mark.parametrize("drafter", ["chain", "tree", "target tree", "hybrid"])
 def test_requests_of_one_batch_speculate_as_they_like(tiny_pair, free, drafter):
-    limits = (0, 1, None)
-    asked = [
-        replace(request, speculate=most)
-        for request, most in zip(requests(ignore_eos=True), limits, strict=True)
-    ]
+    limited = zip(requests(ignore_eos=True), (0, 1, None), strict=True)
+    asked = [replace(request, speculate=most) for request, most in limited]
     generations = Engine(tiny_pair, under(drafter), 3).generate(asked)
     assert [g.tokens for g in generations] == [g.tokens for g in free]
     none, one, any_number = (max(r.depth for r in g.rounds) for g in generations)
@@ -196,10 +191,7 @@ def test_requests_of_one_batch_speculate_as_they_like(tiny_pair, free, drafter):
         ({"logprobs": -1}, "logprobs must be between 0"),
         ({"prompt_logprobs": True}, "prompt_logprobs needs logprobs"),
         ({"stop": ("x", "")}, "stop: an empty string is everywhere"),
-        (
-            {"written": ((5, TokenOrigin.DRAFT),) * (NEW + 1)},
-            "tokens are written already, more than",
-        ),
+        ({"written": ((5, TokenOrigin.DRAFT),) * (NEW + 1)}, "tokens are written already, more th"),
         ({"written": ((10_000, TokenOrigin.DRAFT),)}, "tokens outside 0"),
         ({"speculate": -1}, "speculate must be at least 0"),
         ({"stop_tokens": frozenset({10_000})}, "stop_tokens: 10000 is no token"),
@@ -313,9 +305,8 @@ def asked_turns(pair, *prompts):
 
 def test_every_turn_comes_after_the_targets_greedy_answers(chat_pair):
     tokenizer = chat_pair.tokenizer
-    prompts = asked_turns(
-        chat_pair, Prompt("0", "x = 1"), Prompt("7", "Why?", None, ("Why?", "And?", "So?"))
-    )
+    turns = Prompt("7", "Why?", None, ("Why?", "And?", "So?"))
+    prompts = asked_turns(chat_pair, Prompt("0", "x = 1"), turns)
     requests = requests_of(prompts, chat_pair, CONTINUED, first=5)
     assert [request.id for request in requests] == ["0", "7", "7, turn 2", "7, turn 3"]
     assert [request.seed for request in requests] == [5, 6, 7, 8]
@@ -333,31 +324,24 @@ def test_how_the_engine_decodes_does_not_change_what_is_asked(chat_pair):
     prompts = asked_turns(chat_pair, Prompt("7", "Why?", None, ("Why?", "And?")))
     sampled = Configuration(sampling=Sampling(temperature=1))
     engine = Engine(chat_pair, sampled, slots=4)
-    assert requests_of(prompts, chat_pair, CONTINUED, engine=engine) == requests_of(
-        prompts, chat_pair, CONTINUED
-    )
+    asked = requests_of(prompts, chat_pair, CONTINUED)
+    assert requests_of(prompts, chat_pair, CONTINUED, engine=engine) == asked
     assert engine.configuration == sampled
 
 
 def test_plain_prompts_open_no_engine(tiny_pair, monkeypatch):
     monkeypatch.setattr("specdec_core.engine.turns.Engine", None)
-    prompts = asked_turns(
-        tiny_pair, Prompt("0", "def main("), Prompt("7", "Why?", None, ("Why?", "So?"))
-    )
-    tokens = [tuple(tiny_pair.tokenizer(text)["input_ids"]) for text in ("def main(", "Why?")]
-    assert requests_of(prompts, tiny_pair, CONTINUED) == [
-        Request("0", tokens[0], CONTINUED, seed=0),
-        Request("7", tokens[1], CONTINUED, seed=1),
-    ]
+    turns = Prompt("7", "Why?", None, ("Why?", "So?"))
+    found = requests_of(asked_turns(tiny_pair, Prompt("0", "def f("), turns), tiny_pair, CONTINUED)
+    tokens = [tuple(tiny_pair.tokenizer(text)["input_ids"]) for text in ("def f(", "Why?")]
+    plain = zip(("0", "7"), tokens, strict=True)
+    assert found == [Request(id, own, CONTINUED, seed=n) for n, (id, own) in enumerate(plain)]
 
 
 def test_a_conversation_that_may_not_fit_is_refused_before_it_is_asked(chat_pair):
     prompts = asked_turns(chat_pair, Prompt("7", "Why?", None, ("Why?", "And?")))
-    message = (
-        r"prompt 7: \d+ tokens and 2 × 120 new ones are more than the 256 that the pair holds"
-        r" \(runner\.max_length\)"
-    )
-    with pytest.raises(UserError, match=message):
+    message = r"prompt 7: \d+ tokens and 2 × 120 new ones are more than the 256 that the pair holds"
+    with pytest.raises(UserError, match=rf"{message} \(runner\.max_length\)"):
         requests_of(prompts, chat_pair, 120)
     with pytest.raises(UserError, match=r"prompt 0: \d+ tokens and 256 new ones are more than"):
         requests_of(asked_turns(chat_pair, Prompt("0", "x")), chat_pair, 256)

@@ -14,6 +14,7 @@ from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.text_warper import TextWarper
+from tests.conftest import generated
 from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -53,36 +54,22 @@ class Counts(transformers.LogitsProcessor):
         return scores
 
 
-def generated(pair, prompt, sampling):
+def written(pair, prompt, sampling):
     """What transformers writes greedily."""
     processors = transformers.LogitsProcessorList()
     if sampling.logit_bias:
         bias = {(token,): value for token, value in sampling.logit_bias}
         processors.append(transformers.SequenceBiasLogitsProcessor(bias))
     processors.append(transformers.MinNewTokensLengthLogitsProcessor(len(prompt), NEW, 0, "cpu"))
-    if sampling.repetition_penalty != 1:
-        processors.append(
-            transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
-        )
+    if (penalty := sampling.repetition_penalty) != 1:
+        processors.append(transformers.RepetitionPenaltyLogitsProcessor(penalty))
     processors.append(Counts(sampling, len(prompt)))
-    ids = torch.tensor([prompt])
-    output = pair.target.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        logits_processor=processors,
-        max_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return output[0, len(prompt) :].tolist()
+    return generated(pair.target, prompt, NEW, logits_processor=processors)
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_pair):
-    return {
-        name: [generated(tiny_pair, prompt, sampling) for prompt in PROMPTS]
-        for name, sampling in EDITED.items()
-    }
+    return {name: [written(tiny_pair, p, edit) for p in PROMPTS] for name, edit in EDITED.items()}
 
 
 def requests(**options):
@@ -101,9 +88,7 @@ def test_greedy_output_is_what_transformers_generates(tiny_pair, expected, draft
     pair = replace(tiny_pair, drafts={**tiny_pair.drafts, "head": head_of(tiny_pair)})
     engine = Engine(pair, configured(drafter and {**DRAFTERS, **HEAD}[drafter], Sampling()), 4)
     generations = engine.generate(asked)
-    assert [g.tokens for g in generations] == [
-        text for texts in expected.values() for text in texts
-    ]
+    assert [g.tokens for g in generations] == [t for texts in expected.values() for t in texts]
     plain = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(requests())]
     assert plain not in expected.values()
     if drafter is not None:
@@ -154,14 +139,12 @@ def test_that_notices_a_draft_that_is_not_warped(twins, monkeypatch):
 # Samples of all texts of four tokens, compared with their probabilities.
 
 LENGTH = 4
+ENDS = {"stop_tokens": frozenset({2, 5}), "min_tokens": 3}
 SAMPLED: dict[str, tuple[Sampling, dict[str, Any]]] = {
     "repetition": (Sampling(temperature=1.0, repetition_penalty=3.0), {}),
     "counts": (Sampling(temperature=1.0, presence_penalty=1.0, frequency_penalty=1.5), {}),
     "bias": (Sampling(temperature=1.2, logit_bias={2: 1.5, 4: -100}, min_p=0.2), {}),
-    "min-tokens": (
-        Sampling(temperature=1.0, frequency_penalty=-0.7),
-        {"stop_tokens": frozenset({2, 5}), "min_tokens": 3},
-    ),
+    "min-tokens": (Sampling(temperature=1.0, frequency_penalty=-0.7), ENDS),
     "coupled": (Sampling(temperature=1.0, frequency_penalty=2.0, coupling="gumbel"), {}),
 }
 TOY_DRAFTERS = {

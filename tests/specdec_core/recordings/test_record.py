@@ -21,6 +21,7 @@ from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.track import RuleSignals, Track
 from specdec_core.recordings.verified import verified
+from tests.conftest import generated
 from tests.specdec_core.recordings.recorded import recorded
 
 N = 40
@@ -44,10 +45,7 @@ def recording(tiny_pair, tmp_path_factory):
 @torch.inference_mode()
 def test_the_trajectory_is_the_targets_greedy_text(tiny_pair, recording):
     for request, output in zip(requests(6), recording.prompts.outputs, strict=True):
-        text = tiny_pair.target.generate(
-            torch.tensor([request.tokens]), max_new_tokens=N, do_sample=False, pad_token_id=0
-        )
-        assert output.tolist() == text[0, len(request.tokens) :].tolist()
+        assert output.tolist() == generated(tiny_pair.target, request.tokens, N)
 
 
 @torch.inference_mode()
@@ -123,13 +121,11 @@ def test_a_continuation_is_what_the_draft_writes_behind_its_own_token(tiny_pair,
         prefix = [*recording.prompts.tokens[number], *recording.prompts.outputs[number][:t]]
         y = int(trace.draft_token[rows[place]])
         longest = min(recording.header.max_draft - 1, N - 2 - t)
-        text = torch.tensor([[*prefix, y]], dtype=torch.long)
         found = trace.draft_token[own].tolist()
         if y in tiny_pair.eos_token_ids or longest < 1:
             assert found == []
             continue
-        written = draft.generate(text, max_new_tokens=longest, do_sample=False, pad_token_id=0)
-        assert found == written[0, text.shape[1] :].tolist()
+        assert found == generated(draft, [*prefix, y], longest)
 
 
 @torch.inference_mode()

@@ -115,9 +115,7 @@ def test_another_configuration(folder, changes, message):
         ({"model_type": "llama", "draft_vocab_size": 24, "fc_norm": True}, "EAGLE-3.1"),
     ],
 )
-def test_a_draft_of_another_method_is_named_where_a_pair_is_checked(
-    tmp_path, tiny_spec, config, method
-):
+def test_a_draft_of_another_method_is_named_when_it_is_checked(tmp_path, tiny_spec, config, method):
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = tiny_spec.model_copy(update={"drafts": {"draft": str(tmp_path)}})
     with pytest.raises(UserError, match=f"^{tmp_path}: a draft of {method}, which") as error:

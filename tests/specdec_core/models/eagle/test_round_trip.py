@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
@@ -53,9 +53,8 @@ def test_every_output_is_the_same(tmp_path, dtype, drafted, variant):
     assert other.settings == head.settings
     assert torch.equal(other.rotary.inv_freq, frequencies)
     assert other.embed_tokens is None
-    for before, after in zip(outputs(head), outputs(other), strict=True):
-        assert after.dtype == dtype
-        assert torch.equal(before, after)
+    assert {after.dtype for after in outputs(other)} == {dtype}
+    assert all(map(torch.equal, outputs(head), outputs(other)))
     assert torch.equal(head.t2d, other.t2d)
     assert read_card(str(tmp_path / "head")) == CARD
 
@@ -70,8 +69,7 @@ def test_what_sglang_reads_is_the_same_head(tmp_path, changes):
     save_head(head, tmp_path / "head", CARD, form="specforge", dtype=torch.float32)
     other = load_head(str(tmp_path / "head"), target_config())
     assert other.settings == head.settings
-    for before, after in zip(outputs(head), outputs(other), strict=True):
-        assert torch.equal(before, after)
+    assert all(map(torch.equal, outputs(head), outputs(other)))
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     tensors = load_file(tmp_path / "head" / "model.safetensors")
@@ -225,16 +223,12 @@ def same(folder, head):
     assert is_head(folder)
     loaded = load_head(str(folder), target_config())
     assert type(loaded) is type(head)
-    for before, after in zip(outputs(head), outputs(loaded), strict=True):
-        assert torch.equal(before, after)
+    assert all(map(torch.equal, outputs(head), outputs(loaded)))
     return loaded
 
 
-SPECFORGE = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "draft_vocab_size": DRAFTED,
-    "head_dim": 16,
-}
+SPECFORGE: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "head_dim": 16}
+SPECFORGE["draft_vocab_size"] = DRAFTED
 
 
 @pytest.mark.parametrize(
@@ -253,13 +247,8 @@ def test_specforge(tmp_path, changes, layers):
 
 def test_specforge_of_the_whole_vocabulary(tmp_path):
     head = random_head(VOCABULARY)
-    folder = written(
-        tmp_path / "head",
-        head,
-        **{**SPECFORGE, "draft_vocab_size": None},
-        tie_word_embeddings=False,
-    )
-    same(folder, head)
+    whole = SPECFORGE | {"draft_vocab_size": None, "tie_word_embeddings": False}
+    same(written(tmp_path / "head", head, **whole), head)
 
 
 def test_eagle_three_of_its_authors(tmp_path):
@@ -280,14 +269,10 @@ def test_eagle_three_of_a_wider_target(tmp_path):
 
 @pytest.mark.parametrize(
     ("fc_bias", "qkv_bias", "keys"),
-    [
-        (True, False, {}),
-        (False, False, {"bias": False}),
-        (True, True, {"bias": True, "qkv_bias": True}),
-    ],
+    [(1, 0, {}), (0, 0, {"bias": False}), (1, 1, {"bias": True, "qkv_bias": True})],
 )
 def test_eagle_one(tmp_path, fc_bias, qkv_bias, keys):
-    head = random_one(fc_bias, qkv_bias)
+    head = random_one(bool(fc_bias), bool(qkv_bias))
     loaded = same(written(tmp_path / "head", head, torch_file=qkv_bias, **keys), head)
     assert loaded.settings.feature_layers == (LAYERS,)
 
@@ -297,12 +282,10 @@ def test_eagle_one_with_its_embedding_and_frequencies(tmp_path):
     head = random_one()
     folder = written(tmp_path / "head", head)
     head.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
-    more: dict[str, Tensor] = {
-        "embed_tokens.weight": head.embed_tokens.weight,
-        "layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
-    }
+    more = {"embed_tokens.weight": head.embed_tokens.weight}
+    more["layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     file = folder / "model.safetensors"
-    save_file({**load_file(file), **more}, file)
+    save_file(load_file(file) | more, file)
     loaded = load_head(str(folder), target_config())
     assert torch.equal(loaded.embed_tokens.weight, head.embed_tokens.weight)
 

@@ -34,7 +34,7 @@ from specdec_core.search.load.decoded import (
 )
 from specdec_core.search.load.live import run_arrivals
 from specdec_core.search.load.schedule import drafter_at
-from specdec_core.search.load.simulator import RequestShape, shapes_of, simulate_clients
+from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import State, StepCosts
 from specdec_core.search.load.workload import Workload
 from specdec_core.tokens.statistics import rounds_frame
@@ -49,6 +49,7 @@ CONFIGURATIONS = {
     "lookup": configured({"kind": "prompt_lookup"}),
 }
 LIMITS = {
+    "four": Limits(4),
     "roomy": Limits(3),
     "small steps": Limits(3, step_tokens=24),
     "shared prefixes": Limits(3, step_tokens=24, share_prefixes=True),
@@ -60,17 +61,12 @@ LIMITS = {
 def some_requests(count):
     rng = random.Random(0)
     common = tuple(rng.randrange(1, 200) for _ in range(30))
-    return [
-        Request(
-            str(n),
-            (
-                *common[: rng.choice((0, 30))],
-                *(rng.randrange(1, 200) for _ in range(rng.choice((3, 20, 70)))),
-            ),
-            rng.choice((5, 40, 90)),
-        )
-        for n in range(count)
-    ]
+
+    def tokens():
+        begin = common[: rng.choice((0, 30))]
+        return *begin, *(rng.randrange(1, 200) for _ in range(rng.choice((3, 20, 70))))
+
+    return [Request(str(n), tokens(), rng.choice((5, 40, 90))) for n in range(count)]
 
 
 def answers_of(generations, draft):
@@ -84,11 +80,8 @@ def answers_of(generations, draft):
 @pytest.mark.parametrize(
     ("kind", "limits"),
     [
-        ("autoregressive", "roomy"),
-        ("draft", "small steps"),
-        ("lookup", "shared prefixes"),
-        ("draft", "full cache"),
-        ("lookup", "full shared cache"),
+        *(("autoregressive", "roomy"), ("draft", "small steps"), ("lookup", "shared prefixes")),
+        *(("draft", "full cache"), ("lookup", "full shared cache")),
         pytest.param("draft", "full shared cache", marks=pytest.mark.long),
         pytest.param("lookup", "full cache", marks=pytest.mark.long),
     ],
@@ -98,21 +91,27 @@ def test_the_steps_are_the_live_engines(kind, limits, tiny_pair):
     alone = Engine(tiny_pair, configuration).generate(requests)
     answers = answers_of(alone, "draft" if kind == "draft" else None)
     answers.texts = [(*r.tokens, *g.tokens) for r, g in zip(requests, alone, strict=True)]
-    shapes = [RequestShape(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
     for clients in (1, 4):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
         live = LiveSteps(engine, requests, clients)
-        simulated = simulate_clients(
-            StepCosts(answers, ALWAYS_FREE), shapes, clients, LIMITS[limits], log=True
-        )
-        assert [step.plan for step in simulated.log] == live.plans
-        assert [step.candidates for step in simulated.log] == live.candidates
-        ours, theirs = simulated.records, live.records
-        assert ours["tokens"].tolist() == theirs["tokens"].tolist()
+        found = simulated(answers, clients, LIMITS[limits])
+        assert_alike(found, live)
+        assert found.records["tokens"].tolist() == live.records["tokens"].tolist()
         if "shared" in limits:
             assert engine.prefixes.hits > 0
         if clients == 4 and LIMITS[limits].cache_tokens:
-            assert simulated.preemptions == engine.scheduler.preemptions > 0
+            assert found.preemptions == engine.scheduler.preemptions > 0
+
+
+def simulated(answers, clients, limits=LIMITS["four"]):
+    """Every prompt, asked once."""
+    shapes = shapes_of(answers, len(answers))
+    return simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, clients, limits, log=True)
+
+
+def assert_alike(simulation, live):
+    assert [step.plan for step in simulation.log] == live.plans
+    assert [step.candidates for step in simulation.log] == live.candidates
 
 
 def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair):
@@ -179,13 +178,6 @@ def decode(replay, tiny_pair):
     return rounds
 
 
-def simulated(replay, configuration, clients):
-    """Every prompt, asked once."""
-    answers = replayed_answers(replay, configuration)
-    shapes = shapes_of(answers, len(answers))
-    return simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, clients, Limits(4), log=True)
-
-
 @pytest.mark.parametrize("name", REPLAYABLE)
 def test_live_rounds_simulate_as_replayed_ones(name, replay, decode):
     configuration = configured(REPLAYABLE[name])
@@ -193,7 +185,8 @@ def test_live_rounds_simulate_as_replayed_ones(name, replay, decode):
     rounds = ReplayedRounds.of_frame(decode(configuration), replay.recording.prompts.ids)
     live = replay.knowing({configuration.id: rounds})
     for clients in (1, 4):
-        runs = [simulated(known, configuration, clients) for known in (replay, live)]
+        told = (replayed_answers(known, configuration) for known in (replay, live))
+        runs = [simulated(answers, clients) for answers in told]
         pd.testing.assert_frame_equal(runs[0].records, runs[1].records)
         assert runs[0].log == runs[1].log
 
@@ -204,10 +197,8 @@ def test_a_tree_is_simulated_as_the_engine_decodes_it(replay, decode, tiny_pair)
     prompts = enumerate(recorded_requests(replay.recording))
     requests = [replace(request, id=str(n)) for n, request in prompts]
     for clients in (1, 4):
-        live = LiveSteps(Engine(tiny_pair, tree, limits=Limits(4)), requests, clients)
-        log = simulated(known, tree, clients).log
-        assert [step.plan for step in log] == live.plans
-        assert [step.candidates for step in log] == live.candidates
+        live = LiveSteps(Engine(tiny_pair, tree, 4), requests, clients)
+        assert_alike(simulated(replayed_answers(known, tree), clients), live)
 
 
 def test_what_cannot_be_replayed_competes_and_is_marked(replay, decode):
@@ -260,13 +251,14 @@ def test_what_no_rounds_tell_is_refused_as_before(replay, decode):
 
 
 NEW_TOKENS = 24
+SUFFIX, TWO = {"kind": "suffix"}, chain(max_tokens=2)
 PHRASES = {"kind": "token_cache", "learn_from": "output"}
 ANSWER_TREE = {"kind": "tree", "branching": [3, 2, 1]}
 SCHEDULES: dict[str, dict[int, Any]] = {
-    "chains": {1: chain(max_tokens=4), 2: chain(max_tokens=2), 4: None},
-    "a rule": {1: {"kind": "svip"}, 2: chain(max_tokens=2), 4: None},
-    "lookups": {1: {"kind": "suffix"}, 2: None, 3: {"kind": "prompt_lookup"}},
-    "the latest phrases": {1: PHRASES, 2: {"kind": "suffix", "tree": True}},
+    "chains": {1: chain(max_tokens=4), 2: TWO, 4: None},
+    "a rule": {1: {"kind": "svip"}, 2: TWO, 4: None},
+    "lookups": {1: SUFFIX, 2: None, 3: {"kind": "prompt_lookup"}},
+    "the latest phrases": {1: PHRASES, 2: SUFFIX | {"tree": True}},
     "a tree": {1: ANSWER_TREE, 3: chain(max_tokens=3)},
     "a schedule inside": {1: {"kind": "schedule", "ranges": {1: 4, 3: None}}, 2: 2, 5: 3},
 }
@@ -292,16 +284,11 @@ def requests(answers_replay):
 def test_the_steps_of_answers_are_the_live_engines(kind, limits, answers_replay, tiny_pair):
     configuration = schedule(SCHEDULES[kind])
     answers = replayed_answers(answers_replay, configuration)
-    shapes = shapes_of(answers, len(answers))
     used: set[int | None] = set()
     for clients in (1, 2, 5):
         engine = Engine(tiny_pair, configuration, limits=limits)
         live = LiveSteps(engine, requests(answers_replay), clients)
-        simulated = simulate_clients(
-            StepCosts(answers, ALWAYS_FREE), shapes, clients, limits, log=True
-        )
-        assert [step.plan for step in simulated.log] == live.plans
-        assert [step.candidates for step in simulated.log] == live.candidates
+        assert_alike(simulated(answers, clients, limits), live)
         used |= {r.arm for g in live.generations.values() for r in g.rounds}
     assert len(used) > 1
 
@@ -309,13 +296,11 @@ def test_the_steps_of_answers_are_the_live_engines(kind, limits, answers_replay,
 def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(answers_replay, tiny_pair):
     configuration = schedule({1: {"kind": "heuristic", "start": 3}, 2: None})
     answers = replayed_answers(answers_replay, configuration)
-    shapes = shapes_of(answers, len(answers))
     live = LiveSteps(Engine(tiny_pair, configuration, 2), requests(answers_replay), 1)
-    simulated = simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, 1, Limits(2), log=True)
-    assert [step.candidates for step in simulated.log] == live.candidates
+    assert_alike(simulated(answers, 1, Limits(2)), live)
     # With changes of the load it still answers everything.
-    simulated = simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, 2, Limits(2))
-    assert simulated.records["tokens"].tolist() == list(answers.lengths)
+    records = simulated(answers, 2, Limits(2)).records
+    assert records["tokens"].tolist() == list(answers.lengths)
 
 
 def test_ranges_within_ranges_are_ranges():
@@ -339,13 +324,10 @@ def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(answers_r
 @pytest.mark.parametrize(
     ("drafter", "by_load"),
     [
-        (chain(max_tokens=2), {1: {10}}),
-        ({"kind": "schedule", "ranges": {1: chain(max_tokens=2), 2: None}}, {1: {10}, 2: {0}}),
-        (
-            {"kind": "schedule", "ranges": {1: {"kind": "suffix"}, 2: chain(max_tokens=2)}},
-            {1: {1000}, 2: {10}},
-        ),
-        ({"kind": "bandit", "arms": [chain(max_tokens=2), {"kind": "suffix"}]}, {1: {0, 10, 1000}}),
+        (TWO, {1: {10}}),
+        ({"kind": "schedule", "ranges": {1: TWO, 2: None}}, {1: {10}, 2: {0}}),
+        ({"kind": "schedule", "ranges": {1: SUFFIX, 2: TWO}}, {1: {1000}, 2: {10}}),
+        ({"kind": "bandit", "arms": [TWO, SUFFIX]}, {1: {0, 10, 1000}}),
     ],
 )
 def test_a_step_takes_the_time_of_what_proposes_in_it(drafter, by_load, answers_replay):
@@ -365,12 +347,10 @@ def test_a_step_takes_the_time_of_what_proposes_in_it(drafter, by_load, answers_
 
 
 def test_everywhere_begins_at_every_position(answers_replay):
-    for drafter in (None, chain(max_tokens=4), ANSWER_TREE, {"kind": "suffix"}):
+    for drafter in (None, chain(max_tokens=4), ANSWER_TREE, SUFFIX):
         configuration = configured(drafter)
-        everywhere, in_order = (
-            answers_replay.everywhere(configuration),
-            answers_replay.run(configuration),
-        )
+        everywhere = answers_replay.everywhere(configuration)
+        in_order = answers_replay.run(configuration)
         assert len(everywhere.prompt) == sum(map(len, answers_replay.recording.prompts.outputs))
         starts = zip(everywhere.prompt, everywhere.position, strict=True)
         begins = {p: n for n, p in enumerate(starts)}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.conftest import generated
 from tests.peers import peers_of
 
 PROMPT = tuple(range(5, 14))
@@ -24,12 +25,9 @@ def peers(tiny_pair):
 def test_all_modes_write_the_greedy_text(peers, tiny_pair_folders):
     target = AutoModelForCausalLM.from_pretrained(tiny_pair_folders["target"], dtype=torch.float32)
     for prompt in (PROMPT, REPETITIVE):
-        ids = torch.tensor([prompt])
-        output = target.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW
-        )
+        text = generated(target, prompt, NEW)
         for peer in peers:
-            assert peer.decode(prompt, NEW) == output[0, len(prompt) :].tolist(), peer.name
+            assert peer.decode(prompt, NEW) == text, peer.name
 
 
 def test_the_modes_differ_in_what_they_ask_the_target(peers):

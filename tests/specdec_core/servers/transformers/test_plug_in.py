@@ -123,13 +123,8 @@ class Heard(BaseStreamer):
 
 def test_streamers_processors_and_outputs_are_as_always(pair):
     generate, heard = of_pair(pair, configured(CHAIN)), Heard()
-    options: dict[str, Any] = {
-        **inputs(TEXTS[0]),
-        "do_sample": False,
-        "repetition_penalty": 1.5,
-        "output_scores": True,
-        "return_dict_in_generate": True,
-    }
+    asked: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.5, "output_scores": True}
+    options = inputs(TEXTS[0]) | asked | {"return_dict_in_generate": True}
     model: Any = pair.target
     expected, output = model.generate(**options), generate(**options, streamer=heard)
     assert output.sequences.tolist() == expected.sequences.tolist() == [heard.tokens]
@@ -200,11 +195,8 @@ def enumerated(pair, drafter, sampling, length):
         return torch.tensor([[branches.choose(row.tolist())] for row in probs.double()])
 
     generate = of_pair(pair, configured(drafter))
-    options = inputs(PROMPT, length) | {
-        "do_sample": True,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-    }
+    warped = {"temperature": sampling.temperature, "top_k": sampling.top_k}
+    options = inputs(PROMPT, length) | warped | {"do_sample": True}
     found = np.zeros(VOCABULARY**length)
     places = {text: n for n, text in enumerate(product(range(VOCABULARY), repeat=length))}
     with pytest.MonkeyPatch.context() as patch:
@@ -221,7 +213,7 @@ FAR_CHAIN = {"kind": "draft_model", "draft": "far", "policy": {"kind": "fixed", 
 NEAR_ELSE = {
     "kind": "hybrid",
     "lookup": {"kind": "suffix", "max_tokens": 2},
-    "otherwise": {"kind": "draft_model", "draft": "near", "policy": PRODUCT},
+    "otherwise": CHAIN | {"draft": "near", "policy": PRODUCT},
 }
 
 
@@ -265,10 +257,7 @@ def test_what_cannot_be_verified_is_refused(pair, drafter, reason):
     [
         ({"num_beams": 2}, "num_beams"),
         ({"num_return_sequences": 2, "do_sample": True}, "a batch of 2 sequences"),
-        (
-            {"assistant_model": object()},
-            "assistant_model: the configuration already chooses the drafter",
-        ),
+        ({"assistant_model": object()}, "assistant_model: the configuration already chooses the d"),
     ],
 )
 def test_calls_that_cannot_be_assisted_are_refused(pair, options, reason):
