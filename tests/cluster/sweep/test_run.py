@@ -10,26 +10,23 @@ import pytest
 from cluster.sweep.finalists import choose_challengers, choose_finalists
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
 from specdec_core.search.folder import SweepFolder, find_trial
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 from tests.commands import prompts_file, sweep_plan
-from tests.configurations import LOOKUP
+from tests.configurations import LOOKUP, LOSSY
 from tests.jobs.conftest import record_prompts
 from tests.observers import HeardSweep
+from tests.specdec_core.kinds import chain, configured
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
 PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [1, 2, 3]"]
 SEARCH = [
-    {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}},
-    {"drafter": {"kind": "draft_model", "policy": {"kind": "confidence", "threshold": 0.4}}},
+    {"drafter": chain(max_tokens=[2, 5])},
+    {"drafter": chain("confidence", threshold=0.4)},
     {"drafter": {"kind": "prompt_lookup"}},
 ]
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
@@ -155,7 +152,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
 @pytest.mark.long
 def test_what_was_decoded_to_be_counted_competes_for_each_load(tiny_pair, prompts, tmp_path):
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
-    one = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
+    one = chain(max_tokens=1)
     by_load = {"kind": "schedule", "ranges": {1: {**TREE, "keep": 8}, 2: one}}
     plan = plan_for(
         tiny_pair.spec,
@@ -179,11 +176,9 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(tiny_pair, prompt
 def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     tiny_spec, prompts, tmp_path
 ):
-    policy = {"kind": "fixed", "max_tokens": {"randint": [1, 30]}}
-    search = [{"drafter": {"kind": "draft_model", "policy": policy}}]
-    plan = plan_for(
-        tiny_spec, prompts, method="optuna", trials=6, early_stopping=True, search=search
-    )
+    search = [{"drafter": chain(max_tokens={"randint": [1, 30]})}]
+    proposed = {"method": "optuna", "trials": 6, "early_stopping": True, "search": search}
+    plan = plan_for(tiny_spec, prompts, **proposed)
     heard = HeardSweep()
     result, folder = run_sweep(plan, tmp_path, observers=[heard])
     drafted = [t for t in result.trials if t.configuration.drafter]
@@ -215,12 +210,8 @@ def trial(configuration, estimate, finished=True, seconds=1.0):
     return Trial(configuration=configuration, counts=counts, metrics=metrics, finished=finished)
 
 
-FIXED = [
-    Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=k)))
-    for k in range(1, 9)
-]
-CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
-LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
+FIXED = [configured(chain(max_tokens=k)) for k in range(1, 9)]
+CONFIDENT = configured(chain("confidence"))
 
 
 def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any():

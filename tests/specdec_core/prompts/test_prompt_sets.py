@@ -3,6 +3,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +18,8 @@ from specdec_core.prompts.prompt_sets import FORMATS, Prompt, digest, load_promp
 from tests.commands import ROOT, ran
 from tests.conftest import chat_tokenizer, tiny_tokenizer
 
-SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\nSum {a}"
+SORTED = {"input": "2 1", "output": ""}
 
 
 def write(path, *records):
@@ -35,6 +37,7 @@ TALK = (
     *(Message("system", ""), Message("user", "Why?")),
     *(Message("assistant", "Because."), Message("user", "And?")),
 )
+TURNS = ("First.", "Second.")
 
 
 class TestFormats:
@@ -43,33 +46,22 @@ class TestFormats:
         [
             ({"task_id": "HumanEval/7", "prompt": "def f(", "test": ""}, ("HumanEval/7", "def f(")),
             ({"question": "How many?", "answer": "3"}, ("set/0", "How many?")),
-            (
-                {"id": "s3", "instruction": "Sort.", "instances": [{"input": "2 1", "output": ""}]},
-                ("s3", "Sort.\n\n2 1"),
-            ),
+            ({"id": "s3", "instruction": "Sort.", "instances": [SORTED]}, ("s3", "Sort.\n\n2 1")),
             ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("set/0", "Add.\n\n1 2")),
             ({"instruction": "Rest."}, ("set/0", "Rest.")),
             (
-                {"question_id": 81, "category": "writing", "turns": ["First.", "Second."]},
-                ("81", "First.", "writing", ("First.", "Second.")),
+                {"question_id": 81, "category": "writing", "turns": list(TURNS)},
+                ("81", "First.", "writing", TURNS),
             ),
             ({"prompt": "Go on", "id": 12, "note": None}, ("12", "Go on")),
-            (
-                {"prompt": ["First.", "Second."], "prompt_id": 3},
-                ("set/0", "First.", None, ("First.", "Second.")),
-            ),
+            ({"prompt": list(TURNS), "prompt_id": 3}, ("set/0", "First.", None, TURNS)),
             (
                 {"messages": [{"role": "user", "content": "Why?", "name": None}], "source": "x"},
                 ("set/0", "Why?", None, (), (Message("user", "Why?"),)),
             ),
-            (
-                {"id": "c1", "messages": [{"role": m.role, "content": m.content} for m in TALK]},
-                ("c1", "And?", None, (), TALK),
-            ),
-            (  # a prompt beside its answered chat is what it was before chats were read
-                {"prompt": "Why?", "messages": [{"role": "assistant", "content": "Because."}]},
-                ("set/0", "Why?"),
-            ),
+            ({"id": "c1", "messages": list(map(asdict, TALK))}, ("c1", "And?", None, (), TALK)),
+            # A prompt beside its answered chat is what it was before chats were read.
+            ({"prompt": "Why?"} | chat("Because.", "assistant"), ("set/0", "Why?")),
         ],
     )
     def test_record_of_each_known_form_is_read(self, record, prompt, tmp_path):
@@ -119,16 +111,16 @@ class TestBadInput:
             ([{"messages": []}], r"p\.jsonl:1: messages: expected a list of messages"),
             ([{"messages": ["Why?"]}], r"p\.jsonl:1: messages\.0: expected role and content"),
             (
-                [chat("Why?"), chat("Why?", role="tool")],
-                r"p\.jsonl:2: messages\.0: role: expected system, user, assistant \(got 'tool'\)",
+                [chat("Why?"), chat("Why?", "tool")],
+                r":2: messages\.0: role: .*, assistant \(got 'tool'\)",
             ),
             ([chat(None)], r"p\.jsonl:1: messages\.0: content: expected a text \(got None\)"),
             ([chat("Sure.", role="assistant")], r"p\.jsonl:1: .* the assistant's, not the user's"),
             (["[" * 100_000], r"p\.jsonl:1: cannot be read as JSON: nested too deep"),
             ([f'{{"prompt": {"1" * 5000}}}'], r"p\.jsonl:1: cannot be read as JSON: .* digits"),
             (
-                [{"question_id": "a", "turns": [f"{SPEED_BENCH}\n\nSum up {{article}}"]}],
-                r"p\.jsonl:1: a placeholder of SPEED-Bench, .*prepare_data\.py",
+                [{"question_id": 1, "turns": [SPEED_BENCH]}],
+                r":1: a placeholder of SPEED-Bench, .*\.",
             ),
             ([{"question_id": 81, "turns": ["One.", 2]}], r":1: turns: expected texts \(got 2\)"),
             ([], r"p\.jsonl: no prompts in it"),

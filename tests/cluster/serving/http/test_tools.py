@@ -49,10 +49,13 @@ PARAMETERS = {
     "additionalProperties": False,
     "$defs": {"digit": {"enum": [1, 2]}},
 }
-TOOLS: Any = [
-    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
-    for name in ("add", "drop")
-]
+
+
+def named(name, **function):
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+TOOLS: Any = [named(name, parameters=PARAMETERS) for name in ("add", "drop")]
 OFFERED = [Tool.model_validate(tool) for tool in TOOLS]
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
@@ -62,6 +65,10 @@ def tools_client(chat_pair):
     pair = replace(chat_pair, tokenizer=chat_tokenizer(HERMES))
     with running(engine_server(pair, Configuration(), slots=4)) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def answered(client, **asked):
+    return client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, **asked})
 
 
 def streamed(client, **asked):
@@ -76,10 +83,9 @@ def calls(choice):
 
 
 def test_a_call_that_has_to_be_follows_the_tools_schema(tools_client):
-    for wanted in ("required", {"type": "function", "function": {"name": "drop"}}):
+    for wanted in ("required", named("drop")):
         asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": wanted, "max_tokens": 64}
-        answer = tools_client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
-        (choice,) = answer.choices
+        (choice,) = answered(tools_client, **asked).choices
         ((name, arguments),) = calls(choice)
         assert name in (("add", "drop") if wanted == "required" else ("drop",))
         Draft202012Validator(PARAMETERS).validate(arguments)
@@ -97,9 +103,7 @@ def test_a_models_calls_come_back_parsed(tools_client, monkeypatch):
     made = property(lambda body: ("tools", Grammar("regex", f"{WRITTEN}({WRITTEN})?")))
     monkeypatch.setattr(ChatRequest, "grammar", made)
     asked: dict[str, Any] = {"tools": TOOLS, "max_tokens": 200, "n": 2, "seed": 1}
-    answer = tools_client.chat.completions.create(
-        model="tiny", messages=MESSAGES, temperature=1.5, **asked
-    )
+    answer = answered(tools_client, temperature=1.5, **asked)
     for choice in answer.choices:
         assert calls(choice)
         assert {name for name, _ in calls(choice)} == {"add"}
@@ -112,9 +116,7 @@ def test_a_models_calls_come_back_parsed(tools_client, monkeypatch):
     chat = [*MESSAGES, message]
     results = [{"role": "tool", "tool_call_id": c.id, "content": "3"} for c in message.tool_calls]
     monkeypatch.undo()
-    tools_client.chat.completions.create(
-        model="tiny", messages=[*chat, *results], tools=TOOLS, max_tokens=4
-    )
+    answered(tools_client, messages=[*chat, *results], tools=TOOLS, max_tokens=4)
     single = {**asked, "parallel_tool_calls": False}
     monkeypatch.setattr(ChatRequest, "grammar", made)
     assert len(calls(streamed(tools_client, temperature=1.5, **single))) == 1
@@ -122,9 +124,7 @@ def test_a_models_calls_come_back_parsed(tools_client, monkeypatch):
 
 def test_without_a_call_an_answer_is_text(tools_client):
     def text(**asked):
-        return tools_client.chat.completions.create(
-            model="tiny", messages=MESSAGES, max_tokens=12, **asked
-        ).choices[0]
+        return answered(tools_client, max_tokens=12, **asked).choices[0]
 
     assert text(tools=TOOLS, tool_choice="none") == text()
     offered = text(tools=TOOLS)
@@ -136,18 +136,14 @@ def test_without_a_call_an_answer_is_text(tools_client):
     ("asked", "param", "sentence"),
     [
         ({"tool_choice": "required"}, "tool_choice", "no such tool"),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
-            "tool_choice",
-            "no such tool",
-        ),
+        ({"tools": TOOLS, "tool_choice": named("other")}, "tool_choice", "no such tool"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "tools"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools.0.function.name: requ"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tools_client, asked, param, sentence):
     with pytest.raises(openai.BadRequestError, match=sentence) as refused:
-        tools_client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
+        answered(tools_client, **asked)
     assert refused.value.param == param
 
 

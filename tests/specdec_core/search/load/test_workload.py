@@ -79,18 +79,12 @@ def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(tiny_pair, chat
     traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, Limits(1), trace)
     load = Load(requests=3)
     text, asked, cut = (r.tokens for r in traffic.requests(load, chat_pair.tokenizer))
-    encode = chat_pair.tokenizer
-    assert text == tuple(encode("x = 1")["input_ids"])
-    assert asked == tuple(
-        encode.apply_chat_template(
-            [{"role": "user", "content": "x = 1"}], add_generation_prompt=True, return_dict=False
-        )
-    )
-    assert cut == (7, 8, 9, 7, 8)
+    messages, options = [{"role": "user", "content": "x = 1"}], {"add_generation_prompt": True}
+    template = chat_pair.tokenizer.apply_chat_template(messages, return_dict=False, **options)
+    plain = [pair.tokenizer("x = 1")["input_ids"] for pair in (chat_pair, tiny_pair)]
+    assert (list(text), list(asked), cut) == (plain[0], template, (7, 8, 9, 7, 8))
     # Without a template a single message is the prompt.
-    assert traffic.requests(load, tiny_pair.tokenizer)[1].tokens == tuple(
-        tiny_pair.tokenizer("x = 1")["input_ids"]
-    )
+    assert list(traffic.requests(load, tiny_pair.tokenizer)[1].tokens) == plain[1]
 
 
 def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair):
@@ -101,19 +95,17 @@ def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair):
     assert [(r.max_new_tokens, r.ignore_eos) for r in requests] == [(9, True), (9, False)]
 
 
+AT = {"arrival": 1, "prompt": "a"}
+ANSWERED = {"arrival": 0, "messages": [{"role": "assistant", "content": "a"}]}
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        (
-            [{"arrival": 2, "prompt": "a"}, {"arrival": 1, "prompt": "a"}],
-            ":2: arrival 1 s is before that of the request above (2 s)",
-        ),
+        ([AT | {"arrival": 2}, AT], ":2: arrival 1 s is before that of the request above (2 s)"),
         ([{"arrival": 0}], ":1: value: give a prompt, messages, or prompt_tokens"),
-        (
-            [{"arrival": 0, "messages": [{"role": "assistant", "content": "a"}]}],
-            ":1: messages: the last is the assistant's, not the user's",
-        ),
-        ([{"arrival": 0, "prompt": "a", "tokens": 3}], ":1: tokens: unknown key"),
+        ([ANSWERED], ":1: messages: the last is the assistant's, not the user's"),
+        ([AT | {"tokens": 3}], ":1: tokens: unknown key"),
         ([{"prompt": "a"}], ":1: arrival: Field required"),
         ([], ": a workload without requests: the file is empty"),
     ],
