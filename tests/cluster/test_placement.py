@@ -40,6 +40,7 @@ from tests.cluster import small_devices
 from tests.cluster.clusters import in_a_process
 from tests.commands import QUICK, prompts_file, sweep_plan
 from tests.configurations import FOUR
+from tests.specdec_core.kinds import chain
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 
@@ -76,10 +77,8 @@ def test_an_unknown_key_is_an_error_that_names_file_and_key(tmp_path):
 def test_no_two_actors_have_a_core_in_common(ray_running):
     placed = place(placement())
     try:
-        actors = [
-            Pinned.options(**placed.options("draft")).remote(),
-            Pinned.options(**placed.options("target", 0)).remote(),
-        ]
+        options = placed.options("draft"), placed.options("target", 0)
+        actors = [Pinned.options(**own).remote() for own in options]
         draft, target = ray.get([actor.cores.remote() for actor in actors])
         assert len(draft) == len(target) == 1
         assert draft != target
@@ -165,12 +164,7 @@ def test_finalists_are_timed_with_the_draft_on_its_own_device(ray_running, tiny_
 
 
 TOKENS = 16
-SEARCH = [
-    {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 4]}}},
-    {"drafter": {"kind": "suffix"}},
-]
-
-
+SEARCH = [{"drafter": chain(max_tokens=[2, 4])}, {"drafter": {"kind": "suffix"}}]
 TABLE = {
     "title": "Methods",
     "paper": "Paper, Table 1",
@@ -189,15 +183,10 @@ def run_stages(spec: PairSpec, placed: Placement, prompts: Path, home: Path) -> 
         environment["worker_process_setup_hook"] = "tests.cluster.small_devices.install"
     ray.init(address="local", num_cpus=3, include_dashboard=False, runtime_env=environment)
     whole = load_pair(spec)  # here it fits
-    values = {
-        **QUICK,
-        "pair": spec.model_dump(),
-        "prompts": {"source": str(prompts)},
-        "max_new_tokens": TOKENS,
-        "search": SEARCH,
-        "cluster": placed,
-    }
-    plan = Plan.model_validate({**values, "replay": False}).resolve()
+    texts = {"source": str(prompts)}
+    values = {"pair": spec.model_dump(), "max_new_tokens": TOKENS}
+    sweep = {**QUICK, "prompts": texts, "search": SEARCH, "cluster": placed, "replay": False}
+    plan = Plan.model_validate(values | sweep).resolve()
     result, _ = run_sweep(plan, home)
     assert len(result.trials) == 4  # with autoregressive decoding
     assert result.champion is not None
@@ -206,24 +195,13 @@ def run_stages(spec: PairSpec, placed: Placement, prompts: Path, home: Path) -> 
     for trial in result.trials:
         expected = Counts.of(Engine(whole, trial.configuration).generate(requests))
         assert Counts(**trial.counts) == expected, trial.configuration.label
-    recording = run_recording(
-        RecordingPlan.model_validate(
-            {key: values[key] for key in ("pair", "prompts", "max_new_tokens")}
-        ),
-        home,
-        placement=placed,
-    )
-    replay = Replay(recording)
+    recorded = RecordingPlan.model_validate(values | {"prompts": texts})
+    replay = Replay(run_recording(recorded, home, placement=placed))
     for trial in result.trials:
         if replay.can(trial.configuration):
             assert replay.run(trial.configuration).counts == Counts(**trial.counts)
-    papers = {
-        **{key: values[key] for key in ("pair", "max_new_tokens", "cluster")},
-        "repeats": 1,
-        "prompts": {"here": values["prompts"]},
-        "tables": {"methods": TABLE},
-    }
-    tables, _ = run_papers(PaperPlan.model_validate(papers), home)
+    papers = {"prompts": {"here": texts}, "tables": {"methods": TABLE}, "cluster": placed}
+    tables, _ = run_papers(PaperPlan.model_validate(values | papers | {"repeats": 1}), home)
     for measured in tables.measured:
         expected = Counts.of(Engine(whole, measured.configuration).generate(requests))
         assert Counts(**measured.counts) == expected, measured.configuration.label

@@ -167,20 +167,16 @@ def test_another_model_or_another_answer_is_refused(recording, plan, tiny_pair, 
             run_recording(plan, tmp_path, out=folder, address=ServerAddress(url=url))
 
 
+HEADED = config.PairSpec(target="bundled:target", drafts={"head": "bundled:smollm2-eagle"})
+NOWHERE = "http://127.0.0.1:9"
+
+
 @pytest.mark.parametrize(
     ("change", "address", "message"),
     [
         ({"sampling": config.Sampling(temperature=1.0)}, {}, "sampling needs the target's logits"),
-        (
-            {
-                "pair": config.PairSpec(
-                    target="bundled:target", drafts={"head": "bundled:smollm2-eagle"}
-                )
-            },
-            {},
-            "draft head is an EAGLE head, which reads the target's",
-        ),
-        ({}, {"url": "http://127.0.0.1:9"}, "http://127.0.0.1:9: does not answer"),
+        ({"pair": HEADED}, {}, "draft head is an EAGLE head, which reads the target's"),
+        ({}, {"url": NOWHERE}, f"{NOWHERE}: does not answer"),
         ({}, {"model": "large"}, r"no model 'large' \(it has: tiny\)"),
     ],
 )
@@ -229,10 +225,8 @@ CERTIFIED_PROMPTS = [Prompt(text, text) for text in TEXTS]
 @pytest.fixture(scope="module")
 def urls(tiny_pair):
     """Our own server with speculation, and without."""
-    with (
-        running(engine_server(tiny_pair, FOUR, 4)) as speculating,
-        running(engine_server(tiny_pair, config.AUTOREGRESSIVE, 4)) as plain,
-    ):
+    servers = (engine_server(tiny_pair, one, 4) for one in (FOUR, config.AUTOREGRESSIVE))
+    with running(next(servers)) as speculating, running(next(servers)) as plain:
         yield speculating, plain
 
 
@@ -286,9 +280,8 @@ def test_in_short_types_near_ties_may_differ(dtype, margin, passed):
 
 def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair):
     asked = Asked([Request("one", (1, 2, 1, 2, 1), 8)], [])
-    speculating, plain = (
-        AnswerServer(url, tiny_pair.tokenizer, tiny_pair.eos_token_ids) for url in urls
-    )
+    read = tiny_pair.tokenizer, tiny_pair.eos_token_ids
+    speculating, plain = (AnswerServer(url, *read) for url in urls)
     assert Speculated.of(speculating, asked, 1, Observer()).greedy
     with pytest.raises(UserError, match="drafts no candidate tokens"):
         Speculated.of(plain, asked, 1, Observer())
@@ -297,15 +290,12 @@ def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--against", "http://127.0.0.1:9"], "--against needs --server"),
+        (["--against", NOWHERE], "--against needs --server"),
         (["--dtype", "float32"], "--dtype needs --engine or --server"),
-        (["--engine", "vllm", "--server", "http://127.0.0.1:9"], "give it or --server"),
+        (["--engine", "vllm", "--server", NOWHERE], "give it or --server"),
         (["--engine", "sglang"], "it has no server that this library starts"),
-        (
-            ["--server", "http://127.0.0.1:9", "--against", "http://127.0.0.1:9/v1"],
-            "this is --server",
-        ),
-        (["--server", "http://127.0.0.1:9", *SHORT], "http://127.0.0.1:9: does not answer"),
+        (["--server", NOWHERE, "--against", f"{NOWHERE}/v1"], "this is --server"),
+        (["--server", NOWHERE, *SHORT], f"{NOWHERE}: does not answer"),
     ],
 )
 def test_wrong_options_are_refused(command, tmp_path, tiny_spec, options, message):

@@ -7,19 +7,17 @@ import pytest
 
 from jobs.cli import app
 from tests.commands import assert_refused, config_file, prompts_file
+from tests.specdec_core.kinds import chain
 from tests.specdec_core.training.conftest import recorded_answers
 
 DRAFTERS = {
     "alone": None,
-    "chain": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}},
-    "svip": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}},
+    "chain": chain(max_tokens=3),
+    "svip": chain("svip", threshold=1.5),
     "other": {"kind": "draft_model", "draft": "x"},
     "tree": {"kind": "tree"},
     "lossy": {"kind": "target_tree", "branching": [2, 1]},
-    "headed": {
-        "kind": "draft_model",
-        "policy": {"kind": "specdecpp", "head": "gone", "threshold": 0.5},
-    },
+    "headed": chain("specdecpp", head="gone", threshold=0.5),
 }
 FILES = {
     "rows.yaml": "rows: []",
@@ -68,10 +66,7 @@ ROWS = [
     (f"{SERVE} --clients 0", "--clients 0: expected positive numbers as 1,2,4"),
     (f"{SERVE} --clients 4,4", "--clients: a number of clients is given twice"),
     (f"{SERVE} --requests 4", "--clients or --rate says the load"),
-    (
-        f"{SERVE} --rate 20 --requests 4 --slots 2 --only x",
-        "--only x: no server's name contains it",
-    ),
+    (f"{SERVE} --rate 20 --requests 4 --slots 2 --only x", "--only x: no server's name contains"),
     (f"{SERVE} --rate 0", "--rate 0: expected requests a second as 2,4.5"),
     (f"{SERVE} --rate 2,2", "--rate: a rate is given twice"),
     (f"{SERVE} --clients 1 --seed 1", "--seed needs --rate"),

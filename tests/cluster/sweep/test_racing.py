@@ -7,17 +7,15 @@ import pytest
 
 from cluster.sweep.racing import FinalistRace
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Request
 from specdec_core.search.plan import RaceSettings
 from specdec_core.tokens.statistics import Generation
+from tests.configurations import FOUR as FIXED
 from tests.configurations import LOOKUP, SUFFIX
+from tests.specdec_core.kinds import chain, configured
 
-FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
-CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
+CONFIDENT = configured(chain("confidence"))
 
 
 class NoisyTimer:
@@ -54,9 +52,8 @@ class Raced:
         self.timer = NoisyTimer(means, 12 + further)
         requests = [Request(str(n), (1,), 10, seed=n) for n in range(12 + further)]
         first = [configuration for configuration in means if configuration not in late]
-        self.race = FinalistRace(
-            first, requests[:12], requests[12:], self.timer, RaceSettings(**settings)
-        )
+        prompts = requests[:12], requests[12:]
+        self.race = FinalistRace(first, *prompts, self.timer, RaceSettings(**settings))
 
         def challengers(taken):
             best = min(means[c] for c in means if c.id in taken)

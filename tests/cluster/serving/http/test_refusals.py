@@ -14,6 +14,9 @@ LEAST = {
 HINT = {"type": "text", "text": "?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 CACHED = HINT | {"cache_control": {"type": "ephemeral"}}
+ADDED = "add_generation_prompt"
+REASONED = {"type": "reasoning", "id": "r", "summary": []}
+SHOWN = {"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}
 
 
@@ -53,12 +56,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "not supported"),
     (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
     (CHAT, {"chat_template_kwargs": {"messages": 1}}, "messages", "the chat template cannot write"),
-    (
-        CHAT,
-        {"add_generation_prompt": True, "continue_final_message": True},
-        "add_generation_prompt",
-        "together",
-    ),
+    (CHAT, dict.fromkeys((ADDED, "continue_final_message"), True), ADDED, "together"),
     (CHAT, {"functionz": []}, "functionz", "unknown key"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort", "reasoning_effort: expected "),
     (CHAT, {"functions": [{"name": "f"}]}, "functions", "functions: expected "),
@@ -66,24 +64,9 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSE, {"previous_response_id": "r"}, "previous_response_id", "nothing is stored here"),
     (RESPONSE, {"conversation": "conv-1"}, "conversation", "nothing is stored here"),
     (RESPONSE, {"background": True}, "background", "not supported"),
-    (
-        RESPONSE,
-        {"tools": [{"type": "web_search"}]},
-        "tools",
-        "/v1/chat/completions takes functions",
-    ),
-    (
-        RESPONSE,
-        {"input": [{"type": "reasoning", "id": "r", "summary": []}]},
-        "input",
-        "item of type reasoning",
-    ),
-    (
-        RESPONSE,
-        {"input": [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}]},
-        "input",
-        "a part of type input_image is not supported",
-    ),
+    (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools", "chat/completions takes functions"),
+    (RESPONSE, {"input": [REASONED]}, "input", "item of type reasoning"),
+    (RESPONSE, {"input": [SHOWN]}, "input", "a part of type input_image is not supported"),
 ]
 
 

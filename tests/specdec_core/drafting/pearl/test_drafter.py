@@ -18,24 +18,16 @@ from specdec_core.tokens.token_tree import RemoteDistribution
 from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import sequence
 from tests.specdec_core.fits import p_value
+from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.tokens.test_lossless import counted, joint, toy_pair
 
 __all__ = ["toy_pair"]  # a fixture
-
-POLICIES = [
-    {"kind": "fixed", "max_tokens": 4},
-    {"kind": "svip", "threshold": 0.9, "max_tokens": 8},
-    {"kind": "heuristic"},
-]
-
 
 LOOKUPS = [
     {"kind": "prompt_lookup", "max_tokens": 4},
     {"kind": "suffix", "tree": True, "memory": "all"},
     {"kind": "token_cache", "from_prompt": True},
 ]
-
-
 # Of a prompt of few tokens, too, there is something to guess by.
 SHORT = {"kind": "token_cache", "phrases": 2, "phrase_length": 1, "from_prompt": True}
 
@@ -43,7 +35,7 @@ SHORT = {"kind": "token_cache", "phrases": 2, "phrase_length": 1, "from_prompt":
 def pearl(**settings):
     # The models here are unsure of everything: look behind whatever the target may say.
     settings = {"width": 4, "least": 0, **settings}
-    return Configuration.model_validate({"drafter": {"kind": "pearl", **settings}})
+    return configured({"kind": "pearl", **settings})
 
 
 def cascade(proposer=LOOKUPS[0], **settings):
@@ -57,14 +49,8 @@ def requests(pair, count=4, new_tokens=40, **more):
         "import tokenizers",
         "tiny pair in the target",
     ]
-    return [
-        Request(str(n), tuple(pair.tokenizer(texts[n])["input_ids"]), new_tokens + n, **more)
-        for n in range(count)
-    ]
-
-
-def model(policy):
-    return {"kind": "draft_model", "policy": policy}
+    tokens = [tuple(pair.tokenizer(text)["input_ids"]) for text in texts[:count]]
+    return [Request(str(n), own, new_tokens + n, **more) for n, own in enumerate(tokens)]
 
 
 def sped_up(proposer, width):
@@ -84,13 +70,14 @@ def wholes(window, **more):
     ]
 
 
-ELSE, MERGED, BANDIT = (Configuration.model_validate({"drafter": own}) for own in wholes(5))
+SVIP = chain("svip", threshold=0.9, max_tokens=8)
+ELSE, MERGED, BANDIT = map(configured, wholes(5))
 # Of each the configuration, a temperature, slots, and the chance that the draft dies. Sampling is
 # coupled, so that a seed has one output whatever is drafted.
 WRITE: dict[str, tuple[Configuration, float, int, float]] = {
-    "without waiting": (pearl(drafter=model(POLICIES[0]), window=5, wait=0, width=1), 0, 1, 0),
-    "waiting for three": (pearl(drafter=model(POLICIES[1]), window=5, wait=3), 0, 3, 0),
-    "waiting as long as it pays": (pearl(drafter=model(POLICIES[2]), window=5), 0, 3, 0),
+    "without waiting": (pearl(drafter=chain(max_tokens=4), window=5, wait=0, width=1), 0, 1, 0),
+    "waiting for three": (pearl(drafter=SVIP, window=5, wait=3), 0, 3, 0),
+    "waiting as long as it pays": (pearl(drafter=chain("heuristic"), window=5), 0, 3, 0),
     "prompt lookup": (sped_up(LOOKUPS[0], 1), 0, 1, 0.01),
     "suffix": (sped_up(LOOKUPS[1], 3), 1, 3, 0.01),
     "token cache": (sped_up(LOOKUPS[2], 3), 0, 3, 0.01),
@@ -107,9 +94,8 @@ def test_output_is_the_targets_own(tiny_pair, name):
     """However long it waits, whichever drafter proposes beside it, and though drafts die."""
     configuration, temperature, slots, dies = WRITE[name]
     assert configuration.asynchronous
-    asked = requests(
-        tiny_pair, sampling=Sampling(temperature=temperature, coupling="gumbel"), seed=3
-    )
+    sampling = Sampling(temperature=temperature, coupling="gumbel")
+    asked = requests(tiny_pair, sampling=sampling, seed=3)
     expected = Engine(tiny_pair).generate(asked)
     link = InTurns(tiny_pair, 0, dies)
     found = Engine(linked(tiny_pair, link), configuration, slots).generate(asked)
@@ -208,9 +194,7 @@ def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled():
 
 
 def samples(link, sampling, count, whole=None, **settings):
-    configuration = pearl(**{"window": 2, **settings})
-    if whole is not None:
-        configuration = Configuration.model_validate({"drafter": whole})
+    configuration = configured(whole) if whole else pearl(**{"window": 2, **settings})
     configuration = configuration.model_copy(update={"sampling": sampling})
     engine = Engine(linked(link.pair, link), configuration, slots=48)
     return counted(engine, count)
@@ -277,7 +261,7 @@ def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count)
 
 
 def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pair):
-    drafter = model({"kind": "specdecpp", "head": "nowhere"})
+    drafter = chain("specdecpp", head="nowhere")
     engine = Engine(linked(tiny_pair, InTurns(tiny_pair, 0)), pearl(drafter=drafter))
     with pytest.raises(UserError, match="nowhere"):
         engine.drafter.prepare(60)
@@ -286,9 +270,8 @@ def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pa
 
 
 def test_the_draft_forgets_a_cancelled_request(tiny_pair, monkeypatch):
-    policy = {"kind": "fixed", "max_tokens": 6}
     link = InTurns(tiny_pair, 0)
-    configuration = pearl(drafter={"kind": "draft_model", "policy": policy})
+    configuration = pearl(drafter=chain(max_tokens=6))
     engine = Engine(linked(tiny_pair, link), configuration, slots=2)
     for request in requests(tiny_pair, 2):
         engine.add(request)
