@@ -307,7 +307,8 @@ def _filled(value: Any, heads: Mapping[str, str], varied: Mapping[Any, Any], key
         return {name: _filled(part, heads, varied, name) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_filled(part, heads, varied) for part in value]
-    return varied.get(heads.get(value, value) if key == "head" else value, value)
+    own = heads.get(value, value) if key == "head" else value
+    return varied.get(own, own)
 
 
 def _extended(path: str | Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
