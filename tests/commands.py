@@ -168,7 +168,7 @@ def printed(done: Done) -> str:
 
 
 def assert_shown(done: Done, *texts: object) -> None:
-    """A command has ended well, and has printed these texts among others."""
+    """A command has ended well, and these texts are in what it printed."""
     assert done.returncode == 0, done.stdout + done.stderr
     for text in texts:
         assert str(text) in done.stdout

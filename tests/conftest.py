@@ -168,7 +168,7 @@ def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> transformers.
 
 
 def generated(model: Any, prompt: Sequence[int], new_tokens: int, **options: Any) -> list[int]:
-    """The tokens that transformers writes behind a prompt, greedily."""
+    """The tokens that transformers writes after this prompt, greedily."""
     ids = torch.tensor([prompt])
     options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "do_sample": False}
     return model.generate(ids, max_new_tokens=new_tokens, **options)[0, len(prompt) :].tolist()

@@ -168,7 +168,7 @@ def ranks(recordings: Recordings) -> Rows:
 
 
 def chain(recording: Recording, policy: Mapping[str, Any]) -> Configuration:
-    """A chain of the recorded draft with this policy, sampled as it was recorded."""
+    """A chain of the recorded draft with this policy and the recording's sampling."""
     drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
     return _configured(recording, drafter)
 

@@ -316,7 +316,7 @@ def _variance_interval(
 def _replayed(
     recording: Recording, policies: Iterable[str]
 ) -> Iterator[tuple[str, ReplayedRounds]]:
-    """The rounds of chains of the first draft, by policies of these names."""
+    """The rounds of chains of the first draft, by the names of their `policies`."""
     replay = Replay(recording, hidden=False, drawn=True)
     for name in policies:
         yield name, replay.run(chain(recording, POLICIES[name]))

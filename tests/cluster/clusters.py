@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 
 @contextmanager
 def running_cluster(nodes: int = 0, **head: Any) -> Iterator[Cluster]:
-    """A cluster whose head has these options, and `nodes` further nodes of one core each."""
+    """A cluster: a head with these options, and `nodes` further nodes of one core each."""
     cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
     try:
         for _ in range(nodes):
@@ -22,6 +22,6 @@ def running_cluster(nodes: int = 0, **head: Any) -> Iterator[Cluster]:
 
 
 def in_a_process(function: Callable[..., None], *arguments: object) -> None:
-    """Run a driver in a process of its own, as other tests' Ray may run in this one."""
+    """Run a driver in a separate process, as other tests' Ray may run in this one."""
     with ProcessPoolExecutor(1, get_context("spawn")) as driver:
         driver.submit(function, *arguments).result()

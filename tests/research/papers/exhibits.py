@@ -11,7 +11,7 @@ from research.papers.sections import PaperSection
 
 
 def drawn(sections: Iterable[PaperSection], inputs: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """The tables of these sections by key; each is shown with the paper's finding, a verdict and,
+    """The tables of `sections` by key; each is shown with the paper's finding, a verdict and,
     where it has one, its figure."""
     tables = {}
     for section in sections:

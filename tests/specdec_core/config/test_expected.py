@@ -13,7 +13,7 @@ UNKNOWN = "unknown key; did you mean"
 
 
 def refusal(drafter):
-    """What is said of a drafter that is none, in one line."""
+    """The error message for a drafter that is none, one line."""
     with pytest.raises(UserError, match=r"^here: .*\Z") as caught:  # one line
         parse(Configuration, {"drafter": drafter}, "here")
     return str(caught.value)

@@ -54,7 +54,7 @@ def profile_of(target: ForwardCost, drafts: dict[str, ForwardCost], **more: Any)
 
 
 def fitted_profile(**more: Any) -> Profile:
-    """A profile whose forwards take 10 ms, and 1 ms for the draft's, and 10 µs a token."""
+    """A profile with target forwards of 10 ms, draft forwards of 1 ms, and 10 µs a token."""
     return profile_of(cost_of(0.01), {"draft": cost_of(0.001)}, **more)
 
 
