@@ -63,9 +63,8 @@ def main(
     from specdec_core.prompts.prompt_sets import digest, load_prompts
 
     sampling = Sampling(temperature=temperature)
-    trees = [
-        target_tree(d, (width, *shape), sampling) for d in spec.drafts for width in chosen_widths
-    ]
+    shapes = [(width, *shape) for width in chosen_widths]
+    trees = [target_tree(d, each, sampling) for d in spec.drafts for each in shapes]
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
     loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)

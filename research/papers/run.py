@@ -80,11 +80,9 @@ class PapersFolder(SweepFolder):
     @classmethod
     def measured(cls, root: Path, digest: str) -> Self | None:
         """The latest finished folder of this digest under `root`; None where there is none."""
-        folders = [cls(path.parent) for path in root.glob("*/finished")]
-        same = [folder for folder in folders if folder.digest == digest and folder.papers()]
-        return max(
-            same, key=lambda folder: (folder.path / "finished").stat().st_mtime_ns, default=None
-        )
+        marks = sorted(root.glob("*/finished"), key=lambda mark: -mark.stat().st_mtime_ns)
+        folders = (cls(mark.parent) for mark in marks)
+        return next((each for each in folders if each.digest == digest and each.papers()), None)
 
     @property
     def sections(self) -> Path:
@@ -155,9 +153,8 @@ def run_papers(
         held.enter_context(ray_session())
         runner = plan.pair.runner
         gpus = resources(runner.threads, runner.device)["GPU"]
-        bench, cores = held.enter_context(
-            open_bench(folder.pair() or plan.pair, plan.cluster, gpus)
-        )
+        chosen = folder.pair() or plan.pair
+        bench, cores = held.enter_context(open_bench(chosen, plan.cluster, gpus))
         requests = {
             key: bench.requests(loaded, plan.max_new_tokens)
             for key, (_, loaded) in prompts.items()
@@ -244,15 +241,10 @@ def _write_long(plan: LongFormPlan, observer: Observer) -> LongForm:
     observer.stage(f"loading {plan.pair.name}")
     pair = load_pair(plan.pair)
     tokens = [request.tokens for request in requests_of(_long_prompts(plan), pair, 1)]
-    return measure_long_form(
-        pair,
-        plan.configurations("long_form"),
-        tokens,
-        plan.contexts or ranges_for(pair.max_length, tokens),
-        plan.temperatures[0],
-        plan.repeats,
-        observer,
-    )
+    configurations = plan.configurations("long_form")
+    contexts = plan.contexts or ranges_for(pair.max_length, tokens)
+    temperature, repeats = plan.temperatures[0], plan.repeats
+    return measure_long_form(pair, configurations, tokens, contexts, temperature, repeats, observer)
 
 
 def _record(
