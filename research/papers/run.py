@@ -140,9 +140,8 @@ def run_papers(
     if done and (result := done.papers()) and done.is_of_these_weights(result):
         observer.stage(f"reading {done.path}")
         return result.model_copy(update={"plan": plan}), done
-    folder = PapersFolder.claim(
-        home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
-    )
+    own = name or f"{plan.pair.name}-{identity[:8]}"
+    folder = PapersFolder.claim(home / "papers", own, identity, fresh)
     if (result := folder.papers()) is not None:
         measured = [each.configuration for each in result.measured]
         folder.check_weights(weights_here(result.plan.pair, measured))
@@ -155,11 +154,8 @@ def run_papers(
         gpus = resources(runner.threads, runner.device)["GPU"]
         chosen = folder.pair() or plan.pair
         bench, cores = held.enter_context(open_bench(chosen, plan.cluster, gpus))
-        requests = {
-            key: bench.requests(loaded, plan.max_new_tokens)
-            for key, (_, loaded) in prompts.items()
-            if key in work
-        }
+        texts = {key: loaded for key, (_, loaded) in prompts.items() if key in work}
+        requests = {key: bench.requests(t, plan.max_new_tokens) for key, t in texts.items()}
         pair = bench.spec()
         distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
         observer.stage(f"warming {len(distinct)} configurations up")

@@ -38,9 +38,8 @@ def either(request, tiny_spec, tmp_path):
 
 
 def spec_of(spec, folder, **runner):
-    return spec.model_copy(
-        update={"drafts": {"d": str(folder)}, "runner": spec.runner.model_copy(update=runner)}
-    )
+    changed = spec.runner.model_copy(update=runner)
+    return spec.model_copy(update={"drafts": {"d": str(folder)}, "runner": changed})
 
 
 def loaded(spec, folder, **runner):
@@ -67,10 +66,8 @@ def test_the_targets_own_tables_are_not_stored(tiny_spec, tmp_path):
     write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, "target")
     stored = load_file(tmp_path / "draft" / "model.safetensors")
     assert {name.split(".")[1] for name in stored if "." in name} == {"layers", "norm"}
-    assert {path.name for path in (tmp_path / "draft").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-    }
+    files = {path.name for path in (tmp_path / "draft").iterdir()}
+    assert files == {"config.json", "model.safetensors"}
 
 
 def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(tmp_path):
@@ -89,14 +86,10 @@ def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(tmp
 def test_greedy_output_is_the_targets_own(tiny_spec, either, pack):
     pair = load_pair(spec_of(tiny_spec, either, pack=pack))
     requests = [Request(str(n), (5 + n, 6, 7), 24) for n in range(3)]
-    written = [
-        [
-            generation.tokens
-            for generation in Engine(pair, configured(drafter), 2).generate(requests)
-        ]
-        for drafter in (None, {"kind": "tree"}, chain("svip", threshold=1.5, max_tokens=4))
-    ]
-    assert written[0] == written[1] == written[2]
+    drafters = (None, {"kind": "tree"}, chain("svip", threshold=1.5, max_tokens=4))
+    engines = (Engine(pair, configured(drafter), 2) for drafter in drafters)
+    first, *others = ([g.tokens for g in each.generate(requests)] for each in engines)
+    assert others == [first] * 2
 
 
 @pytest.mark.long
@@ -115,6 +108,9 @@ def set_(name, value):
     return lambda tensors: tensors.__setitem__(name, value)
 
 
+NARROW = torch.zeros(16, 31, dtype=torch.int8)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -123,10 +119,7 @@ def set_(name, value):
         (lambda tensors: tensors.pop("d2t"), "missing tensors: d2t"),
         (lambda tensors: tensors.pop("lm_head.weight_int8"), "missing tensors: lm_head.weight"),
         (set_("more", torch.zeros(2)), "unknown tensors: more"),
-        (
-            set_("projection_int8", torch.zeros(16, 31, dtype=torch.int8)),
-            r"projection has the shape \(16, 31\), not \(16",
-        ),
+        (set_("projection_int8", NARROW), r"projection has the shape \(16, 31\), not \(16"),
         (set_("d2t", torch.full((100,), 4000)), "d2t leads outside of the target's"),
         (set_("d2t", torch.arange(100).flip(0)), "d2t does not lead to increasing tokens"),
         (set_("d2t", torch.zeros(100)), "d2t is not 100 whole numbers"),
