@@ -41,7 +41,6 @@ settings.register_profile("any speed", deadline=None, suppress_health_check=[Hea
 settings.load_profile("any speed")
 
 TESTS = Path(__file__).parent
-DATASETS = TESTS.parents[1] / "shared" / "datasets"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,7 +1,5 @@
 """Devices on which a part of the target fits, and the whole target does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specdec_core.models import pair

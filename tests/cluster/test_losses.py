@@ -30,10 +30,9 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts, TokenOrigin
 from tests.cluster.test_faults import actors
-from tests.commands import QUICK, prompts_file
+from tests.commands import prompts_file, sweep_plan
 from tests.configurations import FOUR, PEARL
 from tests.observers import Heard
 
@@ -97,12 +96,11 @@ def generate(spec, prompts, home, what):
     whole, loss = load_pair(spec), Loss(what)
     request = Request("a", tuple(whole.tokenizer("def main():")["input_ids"]), TOKENS)
     [expected] = Engine(whole).generate([request])
-    tokens, origins = [], []
+    tokens = []
     with placed_engine(spec, PEARL, Limits(1), PLACEMENT) as engine:
         for chunk in engine.stream(request):
             tokens += chunk.tokens
-            origins += chunk.origins
-            if not loss.happened and TokenOrigin.DRAFT in origins:
+            if not loss.happened and TokenOrigin.DRAFT in chunk.origins:
                 loss.kill()
     assert tokens == expected.tokens
     return loss
@@ -124,21 +122,12 @@ def record(spec, prompts, home, what):
 def sweep(spec, prompts, home, what):
     """One configuration is counted before the loss, the other one during it."""
     loss, whole = Loss(what, "counting", "timing"), load_pair(spec)
-    values = {
-        **QUICK,
-        "pair": spec.model_dump(),
-        "prompts": {"source": str(prompts), "limit": 3},
-        "max_new_tokens": TOKENS,
-        "search": [
-            {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}},
-            {"drafter": {"kind": "pearl", "window": 4, "wait": 2}},
-        ],
-        "cluster": PLACEMENT,
-        "replay": False,
-        "finalists": 2,
-        "race": {"seconds": 0, "further": 0, "challengers": 0},
-    }
-    result, _ = run_sweep(Plan.model_validate(values).resolve(), home, observers=[loss])
+    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
+    search = [{"drafter": each} for each in (chain, {"kind": "pearl", "window": 4, "wait": 2})]
+    once = {"finalists": 2, "repeats": 1, "race": {"seconds": 0, "further": 0, "challengers": 0}}
+    live = {"prompts": {"source": str(prompts), "limit": 3}, "replay": False, "cluster": PLACEMENT}
+    plan = sweep_plan(spec, prompts, max_new_tokens=TOKENS, search=search, **once, **live)
+    result, _ = run_sweep(plan, home, observers=[loss])
     requests = requests_of(load_prompts(str(prompts), 3), whole, TOKENS)
     assert len(result.trials) == 3  # with autoregressive decoding
     for trial in result.trials:

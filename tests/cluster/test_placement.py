@@ -1,7 +1,5 @@
 """Where targets and drafts run, also a target that fits on no device as a whole."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -19,10 +19,8 @@ def test_a_target_over_gpus_decodes_as_on_one(split, compiled, tiny_spec, ray_ru
     runner = tiny_spec.runner.model_copy(update={"compile": compiled})
     spec = tiny_spec.model_copy(update={"runner": runner})
     target = {"devices": min(torch.cuda.device_count(), 2), "split": split}
-    placement = Placement.model_validate(
-        {"device": "gpu", "draft": {"devices": 0}, "target": target}
-    )
-    with sharded_pair(spec, placement) as sharded:
+    devices = {"device": "gpu", "draft": {"devices": 0}, "target": target}
+    with sharded_pair(spec, Placement.model_validate(devices)) as sharded:
         assert {facts.device for facts in sharded.group.facts} == {"cuda:0"}  # its only one
         tokens = [
             [generation.tokens for generation in Engine(pair, CHAIN, slots=2).generate(REQUESTS)]

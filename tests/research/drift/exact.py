@@ -5,8 +5,6 @@ verification is enumerated with its probability. That gives the exact drift of a
 MCSD, §3.1), which is none for width 1, and the distribution that the engine's samples must have.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 from typing import Any

@@ -12,7 +12,6 @@ from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import Workload
 from specdec_core.servers.server import Mode
 from tests.load_result import load_row, records
-from tests.load_timer import recorded
 from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import chain, configured
 
@@ -20,14 +19,7 @@ LONG, SHORT = (configured(chain(max_tokens=tokens)) for tokens in (6, 2))
 PLUGGED, LOOKUP = configured(chain("svip", threshold=1.0)), configured({"kind": "prompt_lookup"})
 ALL = (LONG, SHORT, LOOKUP, PLUGGED)
 WORKLOAD = Workload(clients=(1, 4), requests=4)
-
-
 PROFILE = fitted_profile(round_overhead=0.001)
-
-
-@pytest.fixture(scope="module")
-def replay(tiny_pair, tmp_path_factory):
-    return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.mark.parametrize("where", ["every round", "rounds of the draft"])

@@ -13,7 +13,7 @@ from specdec_core.search.load.schedule import choose_schedule, drafter_at, sched
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import LiveSettings, Load, Workload
-from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine, recorded
+from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine
 from tests.specdec_core.kinds import chain, configured
 
 SIX, FIVE, TWO, LOOKUP = (
@@ -24,11 +24,6 @@ SIX, FIVE, TWO, LOOKUP = (
 )
 WORKLOAD = Workload(clients=(1, 8), requests=8)
 LIVE = LiveSettings(repeats=2)
-
-
-@pytest.fixture(scope="module")
-def replay(tiny_pair, tmp_path_factory):
-    return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
 
 
 def test_finalists_are_near_the_best_and_of_several_families():

@@ -39,7 +39,7 @@ from specdec_core.search.load.step_costs import State, StepCosts
 from specdec_core.search.load.workload import Workload
 from specdec_core.tokens.statistics import rounds_frame
 from tests.live_steps import LiveSteps
-from tests.load_timer import ALWAYS_FREE, recorded
+from tests.load_timer import ALWAYS_FREE
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.recorded import replay_of
 
@@ -160,11 +160,6 @@ SLOW_BEYOND_A_FEW = StepTimes(
     target=ForwardTerms(fixed=0.01, per_token_beyond=0.01, knee=26),
     drafts={"draft": ForwardTerms(fixed=0.0001)},
 )
-
-
-@pytest.fixture(scope="module")
-def replay(tiny_pair, tmp_path_factory):
-    return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="module")
