@@ -11,7 +11,7 @@ from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.runner import Batch, ModelRunner
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import chain, configured, drafter
 
@@ -43,7 +43,7 @@ def calls(engine, monkeypatch):
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, bare_home, monkeypatch):
     link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
-    engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 3, lambda: link)
+    engine = Engine(linked(tiny_pair, link), Configuration(drafter=drafter(kind)), 3)
     asked, missed = Counter[int](), Counter[int]()
     propose, miss = engine.drafter.propose, engine.drafter.missed
 

@@ -16,7 +16,7 @@ from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.models import huge_pages
 from specdec_core.models.cache import PooledCache, SlotCache, Store
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter
 
@@ -113,7 +113,7 @@ def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, bare_home, monkeypa
 
     def decode():
         link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
-        engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 2, lambda: link)
+        engine = Engine(linked(tiny_pair, link), Configuration(drafter=drafter(kind)), 2)
         engine.generate([Request(str(n), text, 12) for n, text in enumerate(PROMPTS[:2])])
         assert any(store() for store in made)
 

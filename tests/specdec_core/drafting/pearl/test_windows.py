@@ -22,7 +22,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation, TokenOrigin
-from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.kinds import policy
 
 HEADS = {"specdecpp": "bundled:small-specdecpp-d3-w1", "decision": "bundled:small-joint"}
@@ -137,7 +137,7 @@ class Drafting:
 
         with patch.context() as own:
             own.setattr(Resources, "policy", policy)
-            engine = Engine(self.pair, Configuration(drafter=drafter), slots, lambda: link)
+            engine = Engine(linked(self.pair, link), Configuration(drafter=drafter), slots)
             found = engine.generate(self.requests(sampling))
         return watched[0], found
 
