@@ -53,7 +53,7 @@ class ServerProcess:
     """Runs `command(port)` in a separate process group. It is ready when `/health` answers and
     `lacks(url, environment)`, if that is given, finds nothing. Errors call it `name`. What it
     prints is added to the file `log`, if that is given. Another thread than the one that starts it
-    may stop it."""
+    may stop it, before it is started too: once stopped, it does not start."""
 
     def __init__(
         self,
@@ -69,8 +69,26 @@ class ServerProcess:
         self._log: IO[bytes] | None = None
         self._began = 0  # where what the last start printed begins in the log
         self._lock = RLock()
+        self._stopped = False
 
     def start(self, port: int) -> str:
+        with self._lock:
+            self._check_not_stopped()
+            self._begin(port)
+        url = f"http://127.0.0.1:{port}"
+        deadline = monotonic() + START
+        with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
+            while not _answers(http):
+                self.check()
+                self._check_not_stopped()
+                if monotonic() > deadline:
+                    raise self._failure(f"its server was not ready within {START:g} s")
+                sleep(_LOOK)
+        if self.lacks is not None and (reason := self.lacks(url, self.environment)) is not None:
+            raise self._failure(f"{reason}: {self._last_words()}")
+        return url
+
+    def _begin(self, port: int) -> None:
         # Closed in `stop`.
         self._log = TemporaryFile() if self.log is None else self.log.open("a+b")  # noqa: SIM115
         self._began = self._log.seek(0, os.SEEK_END)
@@ -82,19 +100,10 @@ class ServerProcess:
             env=self.environment,
             start_new_session=True,  # Ctrl-C is for the parent, which then stops it
         )
-        url = f"http://127.0.0.1:{port}"
-        deadline = monotonic() + START
-        with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
-            while not _answers(http):
-                self.check()
-                if self._process is None:
-                    raise UserError(f"{self.name}: stopped before it was ready")
-                if monotonic() > deadline:
-                    raise self._failure(f"its server was not ready within {START:g} s")
-                sleep(_LOOK)
-        if self.lacks is not None and (reason := self.lacks(url, self.environment)) is not None:
-            raise self._failure(f"{reason}: {self._last_words()}")
-        return url
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise UserError(f"{self.name}: stopped before it was ready")
 
     def check(self) -> None:
         with self._lock:
@@ -104,6 +113,7 @@ class ServerProcess:
     def stop(self, patience: float = keeper.STOP + _ENDING) -> None:
         """After `patience` seconds its processes are killed."""
         with self._lock:
+            self._stopped = True
             if self._process is not None:
                 assert self._process.stdin is not None
                 self._process.stdin.close()

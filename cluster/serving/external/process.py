@@ -106,18 +106,14 @@ class ExternalServer:
             self.deployment, Path(self._folder.name), self.key
         )
         self.deployment = self.as_certified(self.deployment)
-        self._check_open()
         identity = self.deployment.configuration.id
         # By its configuration, too: until it is replaced, it writes beside its successor.
         log = log_file(f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}")
         self._process = mode.process(self.program.engine, self.program.slots, log)
+        self._check_open()  # from here on `close` stops this process, also one that never started
         self._started = monotonic()
         url = self._process.start(free_port())
-        try:
-            self._check_open()
-        except UserError:
-            self._process.stop()
-            raise
+        self._check_open()
         self.url, self._started = url, monotonic()
         self.worked, self._counted = monotonic(), ()
 

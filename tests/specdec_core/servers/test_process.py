@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
@@ -97,6 +99,25 @@ def test_one_that_is_not_ready_is_stopped_from_another_thread():
         process.stop()
         with pytest.raises(UserError, match="stopped before it was ready"):
             starting.result()
+
+
+def test_one_that_is_stopped_before_its_process_exists_has_none():
+    begun = Event()
+
+    def command(_):
+        begun.set()
+        time.sleep(0.1)
+        return [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+    process = ServerProcess("a server", command, os.environ)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(process.start, 1)
+        begun.wait()
+        process.stop()
+        for start in (starting.result, lambda: process.start(1)):
+            with pytest.raises(UserError, match="stopped before it was ready"):
+                start()
+    assert not children("keeper.py", recursive=False)
 
 
 def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path):
