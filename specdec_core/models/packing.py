@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 # The layout depends on how many tokens are expected; this one suits 1 as well as 16.
 _EXPECTED_TOKENS = 8
-_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def multiplied_dtypes() -> tuple[torch.dtype, ...]:
+    """The data types in which oneDNN multiplies on this processor. Elsewhere than on one with
+    AVX-512 or with instructions for bfloat16, torch multiplies that type by itself, several tokens
+    in up to eight times the time of float32."""
+    if not torch.backends.mkldnn.is_available():
+        return ()
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return (torch.float32,)
+    return (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
@@ -34,13 +44,12 @@ class PackedLinear(nn.Module):
 
 
 def pack_linear_layers(model: nn.Module) -> None:
-    """Replace every linear layer of a CPU model, in place, by one with a packed weight; where
-    oneDNN is missing, or the data type has no such layout, nothing is changed."""
-    if not torch.backends.mkldnn.is_available():
-        return
+    """Replace every linear layer of a CPU model, in place, by one with a packed weight. A layer of
+    a data type that has no such layout here is not changed."""
+    dtypes = multiplied_dtypes()
     with torch.inference_mode():
         for module in list(model.modules()):
             for name, child in module.named_children():
                 # A subclass may do more than a product.
-                if type(child) is nn.Linear and child.weight.dtype in _DTYPES:
+                if type(child) is nn.Linear and child.weight.dtype in dtypes:
                     setattr(module, name, PackedLinear(child))

@@ -31,7 +31,7 @@ from specdec_core.models.fingerprints import (
 from specdec_core.models.generation_settings import warn_of_unsupported
 from specdec_core.models.loading import build, load_config, load_tokenizer, load_weights
 from specdec_core.models.location import located
-from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.packing import multiplied_dtypes, pack_linear_layers
 from specdec_core.models.products import operator as products
 from specdec_core.models.reading import reading
 from specdec_core.models.reduced_draft import ReducedDraftConfig
@@ -386,7 +386,9 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
 def _faster_dtype(name: str, width: int, pack: bool) -> str:
     """float32, or bfloat16 where it makes a forward of `width` tokens clearly faster, in a model of
     this shape with random weights and few layers. A draft model is fed one token at a time, a
-    target a token and its candidates."""
+    target a token and its candidates, but both are fed whole prompts too."""
+    if torch.bfloat16 not in multiplied_dtypes():
+        return "float32"
     config = load_config(name)
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = layers = min(text.num_hidden_layers, 2)

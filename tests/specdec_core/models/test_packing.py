@@ -5,15 +5,15 @@ import torch
 from torch import nn
 
 from specdec_core.engine import Engine, Request
-from specdec_core.models.packing import PackedLinear, pack_linear_layers
-from specdec_core.models.pair import load_pair
+from specdec_core.models.packing import PackedLinear, multiplied_dtypes, pack_linear_layers
+from specdec_core.models.pair import load_pair, resolve_dtypes
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", multiplied_dtypes())
 @pytest.mark.parametrize(("bias", "shape"), [(True, (1, 1)), (False, (2, 300))])
 def test_a_packed_layer_gives_the_layers_output(dtype, bias, shape):
     torch.manual_seed(0)
@@ -38,6 +38,18 @@ def test_only_plain_linear_layers_are_replaced():
     pack_linear_layers(model)
     kinds = {name: type(module) for name, module in model.items()}
     assert kinds == {"plain": PackedLinear, "special": Special, "wide": nn.Linear}
+
+
+def test_a_processor_that_does_not_multiply_bfloat16_takes_float32(tiny_spec, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr("specdec_core.models.pair._CLEARLY", 1e9)  # bfloat16 wins any measurement
+    assert multiplied_dtypes() == (torch.float32,)
+    layer = nn.ModuleDict({"only": nn.Linear(4, 4).bfloat16()})
+    pack_linear_layers(layer)
+    assert type(layer["only"]) is nn.Linear
+    runner = tiny_spec.runner.model_copy(update={"device": "cpu", "target_dtype": "auto"})
+    resolved = resolve_dtypes(tiny_spec.model_copy(update={"runner": runner}))
+    assert resolved.runner.target_dtype == "float32"
 
 
 def test_a_pair_decodes_the_same_tokens_packed_and_plain(tiny_spec):
