@@ -76,6 +76,11 @@ class ShardedRunner(ModelRunner):
             self._later("expect", shape)
 
     @property
+    def hardware(self) -> str:
+        kind = "cuda" if self.group.placed.kind == "GPU" else "cpu"
+        return kind if self.group.parts == 1 else f"{kind} × {self.group.parts}"
+
+    @property
     def lengths(self) -> list[int]:
         return self._lengths
 

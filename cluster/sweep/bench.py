@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
@@ -145,11 +145,10 @@ class Bench:
 @contextmanager
 def open_bench(
     spec: PairSpec, placement: Placement | None, gpus: float, node: str | None = None
-) -> Iterator[tuple[Remote, Mapping[str, float]]]:
-    """A loaded bench, and the number of CPU cores that it holds, by node: with its models on the
-    devices of `placement`, or else on `node` if that is still alive, with `gpus`. It reserves no
-    CPU beside its devices: it is idle while trials run, and :func:`cluster.sweep.alone.alone`
-    reserves its nodes while it measures."""
+) -> Iterator[tuple[Remote, Placed | None]]:
+    """A loaded bench, with its models on the devices of `placement`, which are yielded too; or else
+    on `node` if that is still alive, with `gpus`. It reserves no CPU beside its devices: it is idle
+    while trials run, and :func:`cluster.sweep.alone.alone` reserves its nodes while it measures."""
     placed = None if placement is None else place(placement)
     if placed is not None:
         gpus = 0  # its models have processes of their own
@@ -160,7 +159,7 @@ def open_bench(
     bench = Remote(start_actor(Bench, spec, placed, **options))
     try:
         bench.spec()
-        yield bench, {} if placed is None else placed.cores()
+        yield bench, placed
     finally:
         bench.kill()
         if placed is not None:

@@ -148,7 +148,7 @@ class _Sweep:
 
     def _load_bench(self) -> None:
         """Load the pair in a process that measures, or on the devices of the plan's placement."""
-        self.bench, self.held = self.loaded.enter_context(
+        self.bench, self.placed = self.loaded.enter_context(
             open_bench(self.pair, self.plan.cluster, self.gpus, self.node)
         )
 
@@ -235,7 +235,7 @@ class _Sweep:
                 self.loaded.close()
                 self._load_bench()
             try:
-                with alone(self.bench, self.gpus, self.observer, self.held):
+                with alone(self.bench, self.gpus, self.observer, self.placed):
                     return measure()
             except RayActorError:
                 raise CacheLost("the measuring process was lost") from None

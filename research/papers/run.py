@@ -153,7 +153,7 @@ def run_papers(
         runner = plan.pair.runner
         gpus = resources(runner.threads, runner.device)["GPU"]
         chosen = folder.pair() or plan.pair
-        bench, cores = held.enter_context(open_bench(chosen, plan.cluster, gpus))
+        bench, placed = held.enter_context(open_bench(chosen, plan.cluster, gpus))
         texts = {key: loaded for key, (_, loaded) in prompts.items() if key in work}
         requests = {key: bench.requests(t, plan.max_new_tokens) for key, t in texts.items()}
         pair = bench.spec()
@@ -165,7 +165,7 @@ def run_papers(
             folder.keep_weights(weights)
             folder.begin(plan.model_dump(mode="json"), identity)
             folder.save_pair(pair)
-            with alone(bench, gpus, observer, cores):
+            with alone(bench, gpus, observer, placed):
                 _measure(plan, bench, work, requests, folder, observer)
             result = PapersResult(
                 name=folder.name,

@@ -96,7 +96,7 @@ def profile_pair(
     profile = Profile(
         target=costs.pop(_TARGET),
         drafts=costs,
-        device=str(runners[_TARGET].device),
+        device=runners[_TARGET].hardware,
         target_dtype=_dtype(pair.target, asked.target_dtype),
         draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target), asked.draft_dtype),
         threads=asked.threads,

@@ -158,6 +158,11 @@ class ModelRunner(ABC):
         self.lazy = False  # whether a draft model prefills only when tokens are drafted
 
     @property
+    def hardware(self) -> str:
+        """Where its forwards run, for a reader."""
+        return str(self.device)
+
+    @property
     @abstractmethod
     def lengths(self) -> Sequence[int]:
         """How many tokens each row holds."""

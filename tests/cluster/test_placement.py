@@ -145,8 +145,9 @@ def test_finalists_are_timed_with_the_draft_on_its_own_device(ray_running, tiny_
     prompt = tuple(tiny_pair.tokenizer("def main():")["input_ids"])
     request = Request("a", prompt, TOKENS)
     [expected] = Engine(tiny_pair, FOUR).generate([request])
-    with open_bench(tiny_pair.spec, placement(), gpus=0) as (bench, held):
-        assert sum(held.values()) == 2
+    with open_bench(tiny_pair.spec, placement(), gpus=0) as (bench, placed):
+        assert placed is not None
+        assert placed.cores().total() == 2
         bench.prepare([FOUR], request)
         _, generation = bench.decode(FOUR, request)
         assert generation.tokens == expected.tokens

@@ -24,8 +24,8 @@ class Other:
 
 @pytest.fixture(scope="module")
 def bench(tiny_spec):
-    with open_bench(tiny_spec, None, gpus=0) as (bench, held):
-        assert held == {}
+    with open_bench(tiny_spec, None, gpus=0) as (bench, placed):
+        assert placed is None
         yield bench
 
 
@@ -54,7 +54,7 @@ def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench):
     placed = place(Placement.model_validate({"draft": {"devices": 0}}))
     heard = Heard()
     try:
-        with alone(bench, 0, heard, placed.cores()):
+        with alone(bench, 0, heard, placed):
             assert not starts(1)
     finally:
         placed.remove()
