@@ -30,7 +30,9 @@ Minutes = Annotated[
     float | None,
     Option(help="Train for this time, with a schedule that fits it; unset, by the epochs."),
 ]
-TrainingThreads = Annotated[int, Option(min=1, help="CPU threads.")]
+TrainingThreads = Annotated[
+    int | None, Option(min=1, help="CPU threads; unset, as torch takes: one for each core.")
+]
 Out = Annotated[
     Path | None, Option(help="Folder; unset, one of the target's name in the workspace.")
 ]
@@ -42,7 +44,7 @@ def train_on_answers(
     prompt_tokens: int,
     layers: Callable[[str], tuple[int, ...] | None],
     settings: TrainingSettings,
-    threads: int,
+    threads: int | None,
     out: Path | None,
     report: Callable[[Any], Section],
 ) -> Path:
@@ -53,6 +55,8 @@ def train_on_answers(
     Raises:
         UserError: bad input, by name.
     """
+    import torch
+
     from dashboards.outputs.console import show
     from dashboards.progress import TrainingProgress
     from dashboards.tracking.training_run import log_training
@@ -61,6 +65,7 @@ def train_on_answers(
     from specdec_core.training.recorded.features import RecordedAnswers
     from specdec_core.training.recorded.gather import gather_features
 
+    threads = threads or torch.get_num_threads()
     opened = [open_named(name, workspace()) for name in recordings]
     for each in opened:
         if not finished(each.folder):

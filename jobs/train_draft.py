@@ -24,7 +24,7 @@ def main(
     learning_rate: Annotated[float, Option(help="AdamW's, at its peak.")] = 2e-3,
     minutes: Minutes = None,
     setting: TrainingSettings = None,
-    threads: TrainingThreads = 1,
+    threads: TrainingThreads = None,
     out: Out = None,
 ) -> None:
     """Train a small model that proposes its target's most frequent tokens, and save it.

@@ -27,7 +27,7 @@ def main(
     learning_rate: Annotated[float, Option(help="AdamW's, at its peak.")] = 1e-3,
     minutes: Minutes = None,
     setting: TrainingSettings = None,
-    threads: TrainingThreads = 1,
+    threads: TrainingThreads = None,
     out: Out = None,
 ) -> None:
     """Train a head that drafts from the target's hidden states, and save it.
