@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 
@@ -65,16 +64,14 @@ def register(
     and the configuration."""
     client = client or connect()
     trial = result.trial(config_id)
-    name = model_of(result.pair.name, server)
     run_id = _run_of(client, result, trial)
-    run = client.get_run(run_id)
-    _log_champion(client, run_id, result.pair, trial.configuration)
-    _create_model(client, name, server)
-    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-    version = versions[0] if versions else _create_version(client, name, run, result, trial)
-    tag_version(client, version, result.pair, trial.configuration, server)
-    _appoint(client, name, int(version.version), alias)
-    return int(version.version)
+    timing = next((t for t in result.timings if t.config_id == config_id), None)
+    speedup = f", {timing.speedup:.2f}× autoregressive decoding" if timing else ""
+    about = f"{trial.configuration.label}{speedup}"
+    if result.under_load is not None and result.under_load.chosen.id == config_id:
+        about += "\n\n" + "\n".join(f"- {line}" for line in verdicts(result.under_load))
+    tags = {"sweep": result.name}
+    return _register(client, run_id, result.pair, trial.configuration, server, tags, about, alias)
 
 
 def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int | None:
@@ -82,36 +79,57 @@ def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int | 
     `<pair>-<server>`; returns the version, None for a champion without a configuration. Its source
     has the files of `folder`, which start it."""
     client, race = connect(), result.race
-    name, configuration = model_of(race.pair.name, result.server), result.configuration
-    if configuration is None:
+    if result.configuration is None:
         return None
-    _log_champion(client, run_id, race.pair, configuration)
     client.log_artifacts(run_id, str(folder), CHAMPION)
-    _create_model(client, name, result.server)
-    hardware = race.environment.get("gpu") or race.environment["cpu"]
-    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
     tags = {
-        "config_id": configuration.id,
         "sweep": race.name,
-        "lossless": "true",
         "server": result.server,
         "server_version": race.autoregressive().version,
-        "hardware": hardware,
+        "hardware": race.environment.get("gpu") or race.environment["cpu"],
     }
+    chosen = race.pair, result.configuration
+    return _register(client, run_id, *chosen, result.server, tags, result.champion)
+
+
+def _register(
+    client: MlflowClient,
+    run_id: str,
+    pair: PairSpec,
+    configuration: Configuration,
+    server: str | None,
+    tags: Mapping[str, str],
+    about: str,
+    alias: Alias = CHAMPION,
+) -> int:
+    """Give the alias to the version of a pair's model in a server that is a run's configuration,
+    and return it. A new version has `tags`, and a description that begins with `about`."""
+    name = model_of(pair.name, server)
+    _log_champion(client, run_id, pair, configuration)
+    _create_model(client, name, server)
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
     version = next(iter(versions), None) or client.create_model_version(
         name,
         source=f"{client.get_run(run_id).info.artifact_uri}/{CHAMPION}",
         run_id=run_id,
-        tags=tags,
-        description=f"{result.champion}\n\n{note(configuration)}",
+        tags={
+            "config_id": configuration.id,
+            **tags,
+            "lossless": str(configuration.lossless).lower(),
+        },
+        description=f"{about}\n\n{note(configuration)}",
     )
-    tag_version(client, version, race.pair, configuration, result.server)
-    _appoint(client, name, int(version.version), CHAMPION)
+    tag_version(client, version, pair, configuration, server)
+    appoint(name, int(version.version), alias, client)
     return int(version.version)
 
 
-def _appoint(client: MlflowClient, name: str, version: int, alias: Alias) -> None:
-    """Move an alias to a version; the champion's is `previous` then."""
+def appoint(
+    name: str, version: int, alias: Alias = CHAMPION, client: MlflowClient | None = None
+) -> None:
+    """Move an alias of a registered model to one of its versions; the champion's is `previous`
+    then."""
+    client = client or connect()
     aliases = client.get_registered_model(name).aliases
     if alias == CHAMPION:
         before = aliases.get(CHAMPION)
@@ -119,11 +137,6 @@ def _appoint(client: MlflowClient, name: str, version: int, alias: Alias) -> Non
             client.set_registered_model_alias(name, PREVIOUS, str(before))
         client.set_registered_model_tag(name, PROMOTED, str(time.time_ns()))
     client.set_registered_model_alias(name, alias, str(version))
-
-
-def appoint(name: str, version: int, alias: Alias = CHAMPION) -> None:
-    """Move an alias of a registered model to one of its versions."""
-    _appoint(connect(), name, version, alias)
 
 
 def _log_champion(
@@ -156,29 +169,6 @@ def _create_model(client: MlflowClient, name: str, server: str | None = None) ->
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _create_version(
-    client: MlflowClient, name: str, run: Run, result: SweepResult, trial: Trial
-) -> ModelVersion:
-    timing = next((t for t in result.timings if t.config_id == trial.id), None)
-    under_load = []
-    if result.under_load is not None and result.under_load.chosen.id == trial.id:
-        under_load = [f"- {line}" for line in verdicts(result.under_load)]
-    return client.create_model_version(
-        name,
-        source=f"{run.info.artifact_uri}/{CHAMPION}",
-        run_id=run.info.run_id,
-        tags={
-            "config_id": trial.id,
-            "sweep": result.name,
-            "lossless": str(trial.configuration.lossless).lower(),
-        },
-        description=trial.configuration.label
-        + (f", {timing.speedup:.2f}× autoregressive decoding" if timing else "")
-        + "\n\n"
-        + "\n".join([*under_load, "", note(trial.configuration)]).strip(),
-    )
 
 
 def _run_of(client: MlflowClient, result: SweepResult, trial: Trial) -> str:
