@@ -17,7 +17,7 @@ from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import interleaved, over
 from specdec_core.search.load.workload import Load
-from specdec_core.servers.process import StartableServer, running
+from specdec_core.servers.process import ServerProcess, running
 
 ENDING = 1.0  # seconds after which a server that fails requests has ended, if it does
 DISTURBANCE = 1.3  # other programs slow a whole run down by less than this
@@ -34,7 +34,7 @@ class Contestant:
     failed."""
 
     row: LoadRow
-    server: Callable[[int], StartableServer]
+    server: Callable[[int], ServerProcess]
     needed: bool = True
 
     def measure(

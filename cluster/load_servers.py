@@ -18,7 +18,7 @@ from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
-from specdec_core.servers.process import ServerProcess, StartableServer
+from specdec_core.servers.process import ServerProcess
 from specdec_core.servers.server import Mode, Server
 
 
@@ -53,9 +53,7 @@ def our_servers(
             configuration=configuration,
         )
 
-        def start(
-            slots: int, name: str = name, options: Sequence[str] = options
-        ) -> StartableServer:
+        def start(slots: int, name: str = name, options: Sequence[str] = options) -> ServerProcess:
             return ServerProcess(
                 name,
                 lambda port: [*serve, *options, "--port", str(port), "--slots", str(slots)],
@@ -102,7 +100,7 @@ def mode_server(
     )
     log = None if logs is None else logs / f"{plain_name(mode.name)}.log"
 
-    def start(slots: int) -> StartableServer:
+    def start(slots: int) -> ServerProcess:
         return served.process(mode.name, slots, log)
 
     return Contestant(row, start, needed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from threading import RLock
 from time import monotonic, sleep
-from typing import IO, Protocol
+from typing import IO
 
 import httpx
 
@@ -32,28 +32,12 @@ _ERROR = re.compile(r"rror: |error while handling |error loading model|failed to
 Lacks = Callable[[str, Mapping[str, str]], str | None]
 
 
-class StartableServer(Protocol):
-    """A server of OpenAI's completions that can be started and stopped."""
-
-    def start(self, port: int) -> str:
-        """Serve on a port of this machine; returns the URL once requests are answered. Raises
-        :class:`UserError` where it does not get so far."""
-        ...
-
-    def check(self) -> None:
-        """Raises :class:`UserError` where the server has ended unasked."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the server and all that it started. Stopping twice does nothing."""
-        ...
-
-
 class ServerProcess:
-    """Runs `command(port)` in a separate process group. It is ready when `/health` answers and
-    `lacks(url, environment)`, if that is given, finds nothing. Errors call it `name`. What it
-    prints is added to the file `log`, if that is given. Another thread than the one that starts it
-    may stop it, before it is started too: once stopped, it does not start."""
+    """A server of OpenAI's completions: `command(port)` in a separate process group. It is ready
+    when `/health` answers and `lacks(url, environment)`, if that is given, finds nothing. Errors
+    call it `name`. What it prints is added to the file `log`, if that is given. Another thread than
+    the one that starts it may stop it, before it is started too: once stopped, it does not
+    start."""
 
     def __init__(
         self,
@@ -72,6 +56,8 @@ class ServerProcess:
         self._stopped = False
 
     def start(self, port: int) -> str:
+        """Serve on a port of this machine; returns the URL once requests are answered. Raises
+        :class:`UserError` where it does not get so far."""
         with self._lock:
             self._check_not_stopped()
             self._begin(port)
@@ -106,12 +92,14 @@ class ServerProcess:
             raise UserError(f"{self.name}: stopped before it was ready")
 
     def check(self) -> None:
+        """Raises :class:`UserError` where the server has ended unasked."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 raise self._failure(f"its server ended: {self._last_words()}")
 
     def stop(self, patience: float = keeper.STOP + _ENDING) -> None:
-        """After `patience` seconds its processes are killed."""
+        """Stop the server and all that it started, after `patience` seconds by killing it. Stopping
+        twice does nothing."""
         with self._lock:
             self._stopped = True
             if self._process is not None:
@@ -145,7 +133,7 @@ class ServerProcess:
 
 
 @contextmanager
-def running(server: StartableServer) -> Iterator[str]:
+def running(server: ServerProcess) -> Iterator[str]:
     """A server during the block, on a free port; yields its URL."""
     try:
         yield server.start(free_port())

@@ -1,6 +1,5 @@
 """Servers of a comparison answer the same requests of every load in turns."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from specdec_core.measure.comparison import over
 from specdec_core.models.location import located
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
-from specdec_core.servers.process import StartableServer
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV
@@ -69,8 +67,8 @@ class Broken(LocalServer):
 
 
 def broken(needed):
-    server: Callable[[int], StartableServer] = lambda slots: Broken(lambda: None)  # noqa: E731
-    return Contestant(LoadRow(name="other", group="vllm"), server, needed)
+    row = LoadRow(name="other", group="vllm")
+    return Contestant(row, lambda slots: Broken(lambda: None), needed)
 
 
 def workload(pair, plan=PLAN):
