@@ -18,6 +18,8 @@ from math import ceil
 from time import monotonic
 from typing import Any, Protocol
 
+import psutil
+
 from cluster.serving.engine_main import (
     LARGEST,
     EngineAnswer,
@@ -27,7 +29,6 @@ from cluster.serving.engine_main import (
     EngineStepped,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.base.memory import resident
 from specdec_core.base.wire import LinkLost, WireListener
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Request
@@ -70,7 +71,9 @@ class Host:
 
     def memory(self, process: Process) -> float:
         """MiB that the process holds, where that is known."""
-        return resident(process.pid) if process.poll() is None else 0.0
+        if process.poll() is not None:
+            return 0.0
+        return psutil.Process(process.pid).memory_info().rss / 2**20
 
     def wait(self) -> None:
         """Wait until processes can be started. Raises :class:`RuntimeError` if they cannot."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import psutil
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
     CollectorRegistry,
@@ -29,7 +30,6 @@ from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
 from cluster.serving.replica import EngineReplica
-from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Round
@@ -269,7 +269,7 @@ class Metrics(Collector, LoopObserver):
         ):
             values = {name: value(replica) for name, replica in self._named()}
             yield self._gauge(name, text, values, self._label)
-        memory = {"server": resident()}
+        memory = {"server": psutil.Process().memory_info().rss / 2**20}
         engines = [each.served.loop.engine for each in fleet.replicas]
         if held := sum(each.memory for each in engines if isinstance(each, EngineProcess)):
             memory["engine"] = held
