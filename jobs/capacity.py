@@ -74,7 +74,7 @@ def main(
         raise UserError(f"--share {share:g}: expected a share of the requests, as 0.95")
     numbers = sizes(replicas, "--replicas") if replicas is not None else ()
     check_times(hardware, profile)
-    chosen, source = choose(config)
+    chosen, source, _ = choose(config)
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress

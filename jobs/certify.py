@@ -82,7 +82,7 @@ def main(
     With --engine or --server the same is checked of another server over HTTP, with and without its
     speculation; only its speed is not. In another type than float32, greedy texts may differ where
     two tokens are nearly equally likely."""
-    choice, source = choose(config, engine)
+    choice, source, _ = choose(config, engine)
     pair_spec = chosen_pair(choice.pair, None, None, max_length)
     configuration = choice.configuration
     elsewhere = _elsewhere(engine, server, server_model, against, dtype, cluster)

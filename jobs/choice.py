@@ -13,21 +13,16 @@ from specdec_core.search.folder import find_trial
 ID = re.compile("[0-9a-f]{2,10}")  # an id or its beginning
 
 
-def choose(config: Path | None, engine: str | None = None) -> tuple[PairConfiguration, str]:
+def choose(
+    config: Path | None, engine: str | None = None
+) -> tuple[PairConfiguration, str, int | None]:
     """What `config` names (:func:`read_config`), else the champion, in this library's engine or in
-    another server, `engine`; and where it comes from, in words.
+    another server, `engine`; where it comes from, in words; and the registered version, if it is
+    one.
 
     Raises:
         UserError: as :func:`read_config` does, or no champion was promoted yet.
     """
-    choice, source, _ = choose_version(config, engine)
-    return choice, source
-
-
-def choose_version(
-    config: Path | None, engine: str | None = None
-) -> tuple[PairConfiguration, str, int | None]:
-    """:func:`choose`, and the registered version, if it is one."""
     if config is not None:
         return *read_config(config), None
     from dashboards.tracking.registry import load_champion  # MLflow takes seconds to import

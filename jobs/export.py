@@ -92,7 +92,7 @@ def main(
     from specdec_core.servers.table import server_of
 
     server = server_of(to, version, "plug_in" if plugin else None)
-    choice, source = choose(config)
+    choice, source, _ = choose(config)
     pair, configuration = choice.pair, choice.configuration
     if not configuration.lossless:
         raise UserError(

@@ -148,11 +148,11 @@ def _complete(engine: Engine, source: str, shown: str, request: Request) -> None
 
 def _choose(config: Path | None) -> tuple[PairConfiguration, str]:
     if config is not None:
-        return choose(config)
+        return choose(config)[:2]
     from dashboards.tracking.registry import NoChampion  # MLflow takes seconds to import
 
     try:
-        return choose(None)
+        return choose(None)[:2]
     except NoChampion as error:
         console.print(f"[dim]{escape(str(error))}[/]", soft_wrap=True)
         return _simple(PairSpec()), "default"

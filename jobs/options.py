@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -121,21 +122,17 @@ def parse_drafts(specs: list[str] | None) -> dict[str, str]:
     return drafts
 
 
-def named_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str] | None:
-    """The drafts that the options name; no drafts for another target without `--draft`. None where
-    the options name neither: the default drafts."""
-    return parse_drafts(drafts) if drafts or target is not None else None
-
-
 def pair_changes(
     target: str | None,
     drafts: list[str] | None,
     max_length: int | None,
     compile: bool | None = None,
 ) -> dict[str, Any]:
-    """The changes that the options make to the pair in a file."""
+    """The changes that the options make to the pair in a file. Another target has no drafts unless
+    `--draft` names some."""
+    named = parse_drafts(drafts) if drafts or target is not None else None
     runner = given(max_length=max_length, compile=compile) or None
-    return given(target=target, drafts=named_drafts(target, drafts), runner=runner)
+    return given(target=target, drafts=named, runner=runner)
 
 
 def chosen_pair(
@@ -146,8 +143,8 @@ def chosen_pair(
     compile: bool | None = None,
 ) -> PairSpec:
     """`base` with the changes of the options. Raises :class:`UserError` for a wrong length."""
-    runner = {**base.runner.model_dump(), **given(max_length=max_length, compile=compile)}
-    changes = given(target=target, drafts=named_drafts(target, drafts))
+    changes = pair_changes(target, drafts, max_length, compile)
+    runner = base.runner.model_dump() | changes.get("runner", {})
     return base.model_copy(update={**changes, "runner": parse(RunnerSettings, runner, "runner")})
 
 
@@ -168,13 +165,10 @@ def numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
 
 def sizes(text: str, option: str) -> tuple[int, ...]:
     """Positive whole numbers separated by commas."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1:
-        raise UserError(f"{option} {text}: expected positive numbers as 1,2,4")
-    return values
+    with suppress(UserError):
+        if min(values := numbers(text, option, int)) > 0:
+            return values
+    raise UserError(f"{option} {text}: expected positive numbers as 1,2,4")
 
 
 def training_settings(kind: type[Parsed], changes: list[str] | None, **values: Any) -> Parsed:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from typer import Option
 
 from dashboards.pages import PLAYGROUND
-from jobs.choice import choose_version
+from jobs.choice import choose
 from jobs.console import console, on_stop, print_configuration, run, wait_for_stop, warn
 from jobs.deploy import certify_command, follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
@@ -74,7 +74,7 @@ def application(args: dict[str, Any]) -> Application:
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
     from cluster.serving.http.pages import Page
 
-    start = _start(given, choose_version(given.config, given.engine))
+    start = _start(given, choose(given.config, given.engine))
     return build(start, Page(*PLAYGROUND), _sampling(given))
 
 
@@ -287,7 +287,7 @@ def main(
     from cluster.session import check_alive
 
     bound = numbers(cores, "--cores", int) if cores is not None else ()
-    start = _start(given, choose_version(config, engine), bound, fresh, local=not no_auth)
+    start = _start(given, choose(config, engine), bound, fresh, local=not no_auth)
     deployment = start.deployment
     tls = read_tls(tls_cert, tls_key)
     command = read_command(on_drift)

@@ -13,7 +13,7 @@ from tests.registered import SUFFIX, SWEEP
 
 
 def test_an_ids_beginning_chooses_its_configuration_and_pair(swept):
-    choice, source = choose(Path(SUFFIX.id[:4]))
+    choice, source, _ = choose(Path(SUFFIX.id[:4]))
     assert choice.configuration.id == SUFFIX.id
     assert choice.pair == find_trial(swept / "sweeps", SUFFIX.id)[0].pair
     assert source == f"{SUFFIX.id} of sweep {SWEEP}"
@@ -22,7 +22,7 @@ def test_an_ids_beginning_chooses_its_configuration_and_pair(swept):
 def test_a_file_comes_before_an_id_of_its_name(swept, tmp_path):
     file = tmp_path / SUFFIX.id[:4]
     file.write_text("configuration: {drafter: null}")
-    choice, source = choose(file)
+    choice, source, _ = choose(file)
     assert choice.configuration.drafter is None
     assert source == str(file)
 

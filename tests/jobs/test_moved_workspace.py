@@ -7,7 +7,7 @@ import pytest
 from mlflow.tracking._tracking_service import utils
 
 from jobs import deploy, export, generate, record, report, sweep
-from jobs.choice import choose_version
+from jobs.choice import choose
 from specdec_core.models.pair import load_pair
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
@@ -88,7 +88,7 @@ def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
 def works(command, home, champion):
     """Every command finds in the workspace what it holds."""
     assert "(champion, version " in done(command(generate.main, home, "x1 = "))
-    chosen, _, _ = choose_version(None)  # as `serve` does
+    chosen, _, _ = choose(None)  # as `serve` does
     assert chosen.configuration.id == champion
     load_pair(chosen.pair)
     done(command(report.main, home))

@@ -23,7 +23,7 @@ from cluster.serving.http.access import Access, read_keys
 from cluster.serving.served import Deployment, Operation
 from dashboards.tracking import registry
 from jobs import deploy, serve
-from jobs.choice import choose_version
+from jobs.choice import choose
 from jobs.serve_keys import main as make_key
 from jobs.traffic import SIGNAL, read_command, watched
 from specdec_core.base.errors import UserError
@@ -298,8 +298,8 @@ def test_a_server_of_another_program_follows_its_own_champion(home, url, tiny_sp
     appointed(tiny_spec, SUFFIX, "vllm")
     assert deploy._registered(server, "champion").configuration == SUFFIX
     assert deploy._registered(own, "champion").configuration == LOOKUP
-    assert choose_version(None, "vllm")[0].configuration == SUFFIX
-    assert choose_version(None)[0].configuration == LOOKUP
+    assert choose(None, "vllm")[0].configuration == SUFFIX
+    assert choose(None)[0].configuration == LOOKUP
 
 
 def test_what_is_missing_is_certified_where_it_is_served(home, swept):
