@@ -6,16 +6,16 @@ import base64
 import gzip
 import json
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from dashboards import cells, look
-from dashboards.sections import Report, Section
+from dashboards.sections import Report
 
 
 def page(report: Report) -> str:
@@ -28,7 +28,8 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"json": figure_json, "table": _table}
+    environment.filters |= {"json": figure_json, "groups": _groups, "columns": _columns}
+    environment.filters |= {"split": cells.split, "is_estimate": cells.is_estimate}
     sections = report.sections
     return environment.get_template("page.jinja").render(
         title=report.title,
@@ -46,52 +47,27 @@ def figure_json(figure: go.Figure) -> str:
     return text.replace("<", "\\u003c")  # it could end the script element
 
 
-def _table(section: Section) -> dict[str, Any] | None:
-    """A section's table as the template writes it."""
-    shown = section.shown
-    if shown is None:
-        return None
-    grouped = shown.columns.nlevels > 1
-    groups = [
-        (name, len(list(members)))
-        for name, members in groupby(shown.columns[1:], key=lambda heading: heading[0])
-        if grouped
-    ]
-    edges = [1 + sum(width for _, width in groups[:n]) for n in range(len(groups))]
-    words = [n for n in range(shown.shape[1]) if n and not cells.numeric(shown.iloc[:, n])]
-    return {
-        "groups": groups,
-        "headings": [
-            {
-                "text": heading[1] if grouped else heading,
-                "classes": _classes(group=n in edges, words=n in words),
-            }
-            for n, heading in enumerate(shown.columns)
-        ],
-        "rows": [
-            {
-                "classes": _classes(marked=number in section.marked, ruled=number in section.ruled),
-                "tooltip": section.tooltips[number] if section.tooltips else "",
-                "swatch": section.swatches[number] if section.swatches else "",
-                "cells": [
-                    {
-                        "value": cells.split(cell)[0],
-                        "interval": cells.split(cell)[1],
-                        "best": (number, n) in section.best,
-                        "classes": _classes(
-                            group=n in edges, words=n in words, estimate=cells.is_estimate(cell)
-                        ),
-                    }
-                    for n, cell in enumerate(row)
-                ],
-            }
-            for number, row in enumerate(shown.itertuples(index=False))
-        ],
-    }
+def _groups(shown: pd.DataFrame) -> list[tuple[str, int]]:
+    """The groups of a table's columns after its first one, and how many columns each has."""
+    if shown.columns.nlevels == 1:
+        return []
+    groups = groupby(shown.columns[1:], key=lambda heading: heading[0])
+    return [(name, len(list(members))) for name, members in groups]
 
 
-def _classes(**flags: bool) -> str:
-    return " ".join(name for name, is_set in flags.items() if is_set)
+def _columns(shown: pd.DataFrame) -> list[tuple[str, str]]:
+    """The heading of each column, and its classes: whether a group begins with it, and whether it
+    holds words."""
+    widths = [width for _, width in _groups(shown)]
+    firsts = set(accumulate(widths, initial=1)) if widths else ()
+    columns = []
+    for number, (heading, column) in enumerate(shown.items()):
+        classes = ["group"] if number in firsts else []
+        if number and not cells.numeric(column):
+            classes.append("words")
+        text = heading[1] if isinstance(heading, tuple) else heading
+        columns.append((text, " ".join(classes)))
+    return columns
 
 
 @cache

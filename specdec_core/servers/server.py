@@ -231,20 +231,17 @@ class Server(ABC):
     def mode_of(self, configuration: Configuration, models: Models) -> Mode:
         """The mode for a configuration: with its counterpart, else with the plug-in. Raises
         :class:`UserError` where it has neither, and where what it needs is not installed."""
-        mode = self._mode_of(configuration, models)
-        if (reason := self.missing(mode.settings)) is not None:
-            raise UserError(f"{self.title}: {reason}")
-        return mode
-
-    def _mode_of(self, configuration: Configuration, models: Models) -> Mode:
         name = f"{self.title}, {configuration.label}"
-        if found := self.compared({name: configuration.drafter}, models):
-            return found[0]
-        if "plug_in" not in self.stages:
+        found = self.compared({name: configuration.drafter}, models)
+        if not found and "plug_in" not in self.stages:
             raise UserError(f"{self.title} has no counterpart of {configuration.label}")
-        drafts = configuration.drafts_of(models.drafts).values()
-        self.check_plug_in(configuration, [draft.place for draft in drafts])
-        return self.plug_in_mode(configuration, name)
+        if not found:
+            drafts = configuration.drafts_of(models.drafts).values()
+            self.check_plug_in(configuration, [draft.place for draft in drafts])
+            found = [self.plug_in_mode(configuration, name)]
+        if (reason := self.missing(found[0].settings)) is not None:
+            raise UserError(f"{self.title}: {reason}")
+        return found[0]
 
     def compared(
         self, drafters: Mapping[str, DrafterSettings | None], models: Models
