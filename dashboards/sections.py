@@ -108,7 +108,7 @@ class Report:
     parts: Sequence[Section]
     findings: Sequence[str] = ()  # what came out, in sentences
     frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    run_name: str = ""  # unset, command and name
+    run_name: str = ""  # in MLflow; unset, command and name
     metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     nested: Sequence[LoggedRun] = ()
@@ -139,14 +139,3 @@ class Report:
             *self.parts,
             *([last] if last.lines or last.terms else []),
         ]
-
-    @property
-    def run(self) -> LoggedRun:
-        """The report as a run in MLflow."""
-        return LoggedRun(
-            name=self.run_name or f"{self.command} {self.origin.name}",
-            params=self.origin.params,
-            metrics=self.metrics,
-            tags=self.tags,
-            nested=self.nested,
-        )

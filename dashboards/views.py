@@ -8,7 +8,6 @@ view for each kind of run, and a description that links to them from the top of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow import MlflowClient
@@ -65,18 +64,16 @@ VIEWS = {
 }
 
 
-def present(
-    client: MlflowClient, experiment: Experiment, views: Mapping[str, View] = VIEWS
-) -> None:
+def present(client: MlflowClient, experiment: Experiment) -> None:
     """Set the tags that an experiment lacks. A tag that it has may be a user's choice."""
-    pages = {view: runs_page(experiment.experiment_id, view) for view in views}
+    pages = {view: runs_page(experiment.experiment_id, view) for view in VIEWS}
     pages["all runs"] = runs_page(experiment.experiment_id)
     links = ", ".join(f"[{title}]({page})" for title, page in pages.items())
     tags = {
         # for versions without a switch between GenAI and model training
         "mlflow.experimentKind": "custom_model_development",
         "mlflow.note.content": f"Compare {links}",
-        **{f"mlflow.sharedViewState.{title}": view.saved(title) for title, view in views.items()},
+        **{f"mlflow.sharedViewState.{title}": view.saved(title) for title, view in VIEWS.items()},
     }
     for key, value in tags.items():
         if key not in experiment.tags:

@@ -90,7 +90,7 @@ def _read(output: int) -> bool:
 
 
 @contextmanager
-def interruptible(after: str = "the same command resumes") -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """When interrupted or terminated, print a line and exit with the usual code."""
     terminated = False
 
@@ -103,12 +103,12 @@ def interruptible(after: str = "the same command resumes") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        console.print(f"interrupted; {after}")
+        console.print("interrupted; the same command resumes")
         sys.exit(130)
     except SystemExit:
         if not terminated:
             raise
-        errors.print(f"terminated; {after}")
+        errors.print("terminated; the same command resumes")
         sys.exit(_TERMINATED)  # a wait in Ray ends with another code
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -75,15 +74,18 @@ def log(
     """
     client = connect()
     experiment_id = experiment_id_of(client, report.origin.pair)
-    tags = {**run_tags(report.command, environment()), **report.run.tags}
+    tags = {**run_tags(report.command, environment()), **report.tags}
     if resume is not None:
         tags[FOLDER] = place_of(resume)
         forget_unfinished(client, experiment_id, resume)
-    run = replace(
-        report.run,
+    run = LoggedRun(
+        name=report.run_name or f"{report.command} {report.origin.name}",
+        params=report.origin.params,
+        metrics=report.metrics,
         tags=tags,
         files=[(file, None) for file in files],
         prompts=None if prompts is None else (*prompts, report.command),
+        nested=report.nested,
     )
     return log_run(client, experiment_id, run)
 

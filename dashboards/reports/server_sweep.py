@@ -42,7 +42,6 @@ def report(result: ServerSweep) -> Report:
             *([] if champion is None else [sentences([(result.champion, champion)])]),
         ],
         frames={"requests": _requests(result)},
-        run_name=f"sweep {race.name}",
         metrics=by_load((load, "speedup", ratio.value) for load, ratio in ratios)
         | by_load((load, "speedup_low", ratio.low) for load, ratio in ratios),
         tags={**report_tags(race), "server": result.server, "server_version": plain.version},

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from specdec_core.config.base import Value
 
@@ -52,6 +45,12 @@ LogitBias = Annotated[
 """Numbers to add to tokens' logits: pairs in the order of the tokens, given as a mapping."""
 
 
+def _later(default: Any, **more: Any) -> Any:
+    """A field that was added later: it is not written at its default, so that ids and files stay as
+    they were."""
+    return Field(default=default, exclude_if=lambda value: value == default, **more)
+
+
 class Sampling(Value):
     """How a distribution is made from logits; applied alike to target and draft model.
 
@@ -69,35 +68,26 @@ class Sampling(Value):
         description="the acceptance rule when sampling, both lossless: rejection sampling, or draft"
         " and target choosing with the same noise (specdec_core.tokens.coupling)",
     )
-    min_p: float = Field(
-        default=0.0,
+    min_p: float = _later(
+        0.0,
         ge=0,
         le=1,
         description="keep tokens with at least this share of the largest probability",
     )
-    presence_penalty: Penalty = Field(
-        default=0.0, description="subtracted from the logits of tokens in the output"
+    presence_penalty: Penalty = _later(
+        0.0, description="subtracted from the logits of tokens in the output"
     )
-    frequency_penalty: Penalty = Field(
-        default=0.0, description="the same, as often as a token is in the output"
+    frequency_penalty: Penalty = _later(
+        0.0, description="the same, as often as a token is in the output"
     )
-    repetition_penalty: float = Field(
-        default=1.0,
+    repetition_penalty: float = _later(
+        1.0,
         ge=1e-6,
         le=1e6,
         description="divides the positive logits of tokens in prompt or output, and multiplies the"
         " negative ones",
     )
-    logit_bias: LogitBias = Field(default=(), description="added to the logits of these tokens")
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Later fields are left out at their defaults, so that ids and files stay as they were."""
-        written: dict[str, Any] = handler(self)
-        for name in _LATER:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
+    logit_bias: LogitBias = _later((), description="added to the logits of these tokens")
 
     @property
     def greedy(self) -> bool:
@@ -150,12 +140,3 @@ class Sampling(Value):
         if self.logit_bias:
             count = len(self.logit_bias)
             yield f"bias on {count}", f"biases on {count} tokens"
-
-
-_LATER = (
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-)
