@@ -27,7 +27,7 @@ def choose(
         return *read_config(config), None
     from dashboards.tracking.registry import load_champion  # MLflow takes seconds to import
 
-    pair, configuration, version = load_champion(server=engine)
+    pair, configuration, version = load_champion(engine)
     chosen = PairConfiguration(pair=pair, configuration=configuration)
     where = "" if engine is None else f" for {engine}"
     return chosen, f"champion{where}, version {version}", version

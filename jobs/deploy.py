@@ -70,14 +70,18 @@ def main(
         return
     if engine is not None:
         raise UserError("--engine goes with --promote; a running server knows its own")
-    from cluster.serving.control import find_server  # torch takes seconds to import
+    # torch takes seconds to import
+    from cluster.serving.control import find_server
+    from cluster.serving.deployment import deployment_of
 
     server = find_server(url)
     if back:
         _switch(server, server.roll_back)
         return
     if config is not None:
-        deployment = _from_file(config, server.program)
+        choice, source = read_config(config)
+        pair, configuration = choice.pair, choice.configuration
+        deployment = deployment_of(pair, configuration, source, engine=server.program)
     else:
         deployment = _registered(server, _alias(which, version))
     if deployment.certificate is None and not uncertified:
@@ -198,13 +202,6 @@ def _alias(which: str, version: int | None) -> Any:
     if which not in ("champion", "challenger"):
         raise UserError(f"{which}: expected champion or challenger, --config or --version")
     return which
-
-
-def _from_file(config: Path, engine: str | None) -> Deployment:
-    from cluster.serving.deployment import deployment_of
-
-    choice, source = read_config(config)
-    return deployment_of(choice.pair, choice.configuration, source, engine=engine)
 
 
 def _registered(server: RunningServer, which: Any) -> Deployment:

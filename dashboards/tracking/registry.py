@@ -201,30 +201,28 @@ class Registered(NamedTuple):
     version: int
 
 
-def find_champion(name: str | None = None, server: str | None = None) -> Registered | None:
-    """The champion of the registered model `name`, or else the one that was promoted last, of this
-    engine or of another `server`; None where there is none."""
+def find_champion(server: str | None = None) -> Registered | None:
+    """The champion that was promoted last, of this engine or of another `server`; None where there
+    is none."""
     if no_store():
         return None
     client = connect()
-    if name is None:
-        models = [m for m in _with_champions(client) if m.tags.get(SERVER) == server]
-        if not models:
-            return None
-        name = max(models, key=lambda model: int(model.tags[PROMOTED])).name
+    models = [m for m in _with_champions(client) if m.tags.get(SERVER) == server]
+    if not models:
+        return None
+    name = max(models, key=lambda model: int(model.tags[PROMOTED])).name
     version = _look_up(client, name, CHAMPION)
     return None if version is None else _read(client, version)
 
 
-def load_champion(name: str | None = None, server: str | None = None) -> Registered:
+def load_champion(server: str | None = None) -> Registered:
     """:func:`find_champion`. Raises :class:`NoChampion` where there is none."""
-    found = find_champion(name, server)
+    found = find_champion(server)
     if found is None:
         where, engine = ("", "") if server is None else (f" for {server}", f" --engine {server}")
         raise NoChampion(
-            f"no champion{f' of {name}' if name else ''}{where} in {store_name()} yet; `specdec"
-            f" sweep{engine}` finds one, `specdec deploy --promote <config_id>{engine}` appoints"
-            " one"
+            f"no champion{where} in {store_name()} yet; `specdec sweep{engine}` finds one, `specdec"
+            f" deploy --promote <config_id>{engine}` appoints one"
         )
     return found
 

@@ -129,10 +129,8 @@ def _lacks(url: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _program() -> Path:
-    if (reason := missing()) is not None:
-        raise UserError(f"llama.cpp: {reason}")
-    found = program()
-    assert found is not None  # it is not missing
+    if (found := program()) is None:
+        raise UserError(f"llama.cpp: {missing()}")
     return found
 
 

@@ -14,7 +14,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_core.base.errors import UserError
@@ -97,13 +96,12 @@ def _of_responses(text: str, path: Path) -> Production:
             " for each length, of a vLLM without num_speculative_tokens_per_batch_size"
         )
     [length], steps = lengths, sum(each.steps for each in total)
-    accepted = [[*each.accepted, *[0] * (length - len(each.accepted))] for each in total]
     return Production(
         length=length,
         steps=steps,
         proposed=sum(each.proposed for each in total),
         candidates=sum(each.candidates for each in total),
-        accepted=tuple(int(n) for n in np.sum(accepted, axis=0)),
+        accepted=_summed([(0,) * length, *(each.accepted for each in total)]),
         seconds=sum(each.seconds * each.steps for each in total) / steps,
         reached=_summed([each.reached for each in total]) if all(e.reached for e in total) else (),
     )

@@ -76,7 +76,7 @@ def test_what_a_server_that_is_away_missed_is_logged_by_the_same_sweep_and_its_p
         print_runs_page(result.pair.name)
         client = MlflowClient()
         runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-        champion = load_champion(result.pair.name)[1]
+        champion = load_champion()[1]
     assert {run.info.status for run in runs} == {"FINISHED"}
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     nested = {run.data.tags["config_id"]: run for run in runs if run is not parent}

@@ -13,6 +13,7 @@ from dashboards.tracking import registry
 from dashboards.tracking.certificates import attach
 from dashboards.tracking.registry import (
     CHALLENGER,
+    CHAMPION,
     PREVIOUS,
     _copy,
     appoint,
@@ -67,7 +68,7 @@ def logged(workspace_with_runs, home):
 def test_the_champion_comes_back_as_it_was_registered(logged):
     pair, configuration, version = load_champion()
     assert (pair, configuration, version) == (logged.pair, logged.champion_trial.configuration, 1)
-    assert load_champion(logged.pair.name) == (pair, configuration, version)
+    assert load_registered(logged.pair.name, CHAMPION) == (pair, configuration, version)
 
 
 def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(home, logged):
@@ -153,7 +154,7 @@ def test_without_a_name_the_pair_promoted_last_is_loaded(logged, folder):
     assert load_champion()[0] == other_pair
     register(logged, logged.champion)
     assert load_champion()[0] == logged.pair
-    assert load_champion(other_pair.name)[0] == other_pair
+    assert load_registered(other_pair.name, CHAMPION)[0] == other_pair
 
 
 def test_champions_of_others_in_the_same_store_are_none_of_ours(home, swept, folder):
@@ -164,12 +165,13 @@ def test_champions_of_others_in_the_same_store_are_none_of_ours(home, swept, fol
     client.create_model_version("another-0", source=str(home))
     client.set_registered_model_alias("another-0", "champion", "1")
     assert find_champion() is None
-    for name, message in (("nothing", "no champion of nothing"), (None, "no champion in")):
-        with pytest.raises(UserError, match=message):
-            load_champion(name)
+    with pytest.raises(UserError, match="no champion of nothing"):
+        load_registered("nothing", CHAMPION)
+    with pytest.raises(UserError, match="no champion in"):
+        load_champion()
     result = swept[0].model_copy(deep=True)
     log(result, folder)
-    assert find_champion() == load_champion() == load_champion(result.pair.name)
+    assert find_champion() == load_champion() == load_registered(result.pair.name, CHAMPION)
 
 
 def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(home, logged):

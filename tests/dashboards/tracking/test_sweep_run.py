@@ -123,7 +123,7 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
 
     left = next(t for t in result.trials if t.id not in logged)
     register(result, left.id)
-    assert load_champion(result.pair.name)[1] == left.configuration
+    assert load_champion()[1] == left.configuration
     assert left.id in {run.data.tags["config_id"] for run in runs_in(home)[2]}
 
 
