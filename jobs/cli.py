@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typer.core import TyperGroup
 from jobs.console import run
 
 ROOT = Path(__file__).parents[1]
-Program = Callable[[str], typer.Typer]
-Rows = Mapping[str, tuple[str | None, str]]  # panel and help, by name
+LAB = "lab "  # begins the names of studies
 
 FIND, PROVE, SERVE, TRAIN, MORE = (
     "Find the fastest configuration",
@@ -26,7 +25,7 @@ FIND, PROVE, SERVE, TRAIN, MORE = (
     "Look closer",
 )
 
-# Names with a blank are commands of a group.
+# Panel and help of each command. Names with a blank are commands of a group.
 COMMANDS = {
     "demo": (FIND, "Run the main job on the bundled pair or a chat model, to the champion."),
     "record": (FIND, "Record what drafts would do, to replay it and to train heads."),
@@ -49,8 +48,8 @@ COMMANDS = {
 GROUPS = {
     "bench": (PROVE, "Time this engine or its server against what people use instead."),
     "train": (TRAIN, "Train acceptance heads, EAGLE heads and draft models."),
+    "lab": (MORE, "Reproduce the papers' tables, and answer single questions."),
 }
-LAB = (MORE, "Reproduce the papers' tables, and answer single questions.")
 
 
 def studies() -> Mapping[str, str]:
@@ -64,71 +63,55 @@ def studies() -> Mapping[str, str]:
 
 
 def command(name: str) -> typer.Typer:
-    """The program of one command, imported now."""
-    return _program(name, f"jobs.{re.sub('[- ]', '_', name)}")
-
-
-def study(name: str) -> typer.Typer:
-    """The program of one study, imported now."""
-    return _program(name, f"research.{name.replace('-', '_')}.__main__")
-
-
-def _program(name: str, module: str) -> typer.Typer:
+    """The program of a command, as `bench offline`, or of a study, as `lab drift`, imported now."""
+    place = re.sub("[- ]", "_", name)
+    module = f"jobs.{place}"
+    if name.startswith(LAB):
+        module = f"research.{place.removeprefix('lab_')}.__main__"
     job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    job.command(name)(import_module(module).main)
+    job.command(name.removeprefix(LAB))(import_module(module).main)
     return job
 
 
-def _group(help: str, rows: Rows, program: Program) -> typer.Typer:
-    """A group of commands. Help lists `rows` without importing the commands; `program` imports the
-    one that runs."""
+def _group(prefix: str, help: str) -> typer.Typer:
+    """A group of the commands whose names begin with `prefix`. Help lists them without importing
+    them; the one that runs is imported."""
+    labs = {f"{LAB}{name}": (MORE, help) for name, help in studies().items()}
+    groups = {name: row for name, row in GROUPS.items() if name != "lab" or labs}
+    every = {**COMMANDS, **groups, **labs}
+    rows = {name.removeprefix(prefix): every[name] for name in every if name.startswith(prefix)}
 
     class Group(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
-            return [*rows]
+            return [name for name in rows if " " not in name]
 
         def get_command(self, ctx: Any, name: str) -> Any:
             if name not in rows:
                 return None
             panel, help = rows[name]
             listed = typer.Typer(add_completion=False)
-            listed.command(name, help=help, rich_help_panel=panel)(lambda: None)
+            listed.command(name, help=help, rich_help_panel=None if prefix else panel)(lambda: None)
             return typer.main.get_command(listed)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             name, _, rest = super().resolve_command(ctx, args)
             if name and rest and f"{name} {rest[0]}" in COMMANDS:  # `serve keys`
                 name, rest = f"{name} {rest[0]}", rest[1:]
-            return name, name and typer.main.get_command(program(name)), rest
+            return name, name and typer.main.get_command(_program(f"{prefix}{name}")), rest
 
     group = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False)
     group.callback(help=help)(lambda: None)
     return group
 
 
-def _top(name: str) -> typer.Typer:
-    """The program of a command or group of the first level."""
-    if name == "lab":
-        return _group(LAB[1], {n: (None, help) for n, help in studies().items()}, study)
-    if name not in GROUPS:
-        return command(name)
-    prefix = f"{name} "
-    inner = {
-        each.removeprefix(prefix): (None, help)
-        for each, (_, help) in COMMANDS.items()
-        if each.startswith(prefix)
-    }
-    return _group(GROUPS[name][1], inner, lambda each: command(prefix + each))
+def _program(name: str) -> typer.Typer:
+    """The program of a command or group."""
+    return _group(f"{name} ", GROUPS[name][1]) if name in GROUPS else command(name)
 
 
 app = _group(
+    "",
     "Find, prove and serve the fastest speculative-decoding configuration for a pair of models.",
-    {
-        name: row
-        for name, row in {**COMMANDS, **GROUPS, "lab": LAB}.items()
-        if " " not in name and (name != "lab" or studies())
-    },
-    _top,
 )
 
 

@@ -20,7 +20,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
-from jobs.cli import COMMANDS, command, studies, study
+from jobs.cli import COMMANDS, LAB, command, studies
 from jobs.serve import Arguments
 from specdec_core.config import parse
 from specdec_core.servers.process import free_port
@@ -66,10 +66,9 @@ def check_command(line):
     words = shlex.split(line, comments=True)
     assert words[:2] == ["python", "-m"], line
     package, _, name = words[2].partition(".")
-    program, names = {"jobs": (command, COMMANDS), "research": (study, studies())}[package]
-    name = name.replace("_", " " if package == "jobs" else "-")
-    assert name in names
-    typer.main.get_command(program(name)).make_context(name, words[3:])
+    name = name.replace("_", " ") if package == "jobs" else f"{LAB}{name.replace('_', '-')}"
+    assert name in (*COMMANDS, *(f"{LAB}{study}" for study in studies()))
+    typer.main.get_command(command(name)).make_context(name, words[3:])
     for word in words[3:]:
         if word.endswith(".yaml"):
             assert (ROOT / word).exists(), word
