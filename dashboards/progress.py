@@ -130,9 +130,19 @@ class TrainingProgress(ConsoleProgress):
 
 
 class SweepProgress(ConsoleProgress, SweepObserver):
-    """A sweep, with the configuration that was counted last."""
+    """A sweep, with the configuration that was counted last. `tracking` hears first of its stages
+    and of its beginning."""
+
+    def __init__(self, console: Console, tracking: SweepObserver) -> None:
+        super().__init__(console)
+        self.tracking = tracking
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.tracking.stage(name, steps, done)
+        super().stage(name, steps, done)
 
     def begun(self, result: SweepResult, prompts: Sequence[Prompt], folder: Path) -> None:
+        self.tracking.begun(result, prompts, folder)
         self.console.print(f"sweep [bold]{escape(result.name)}[/bold], {len(prompts)} prompts")
 
     def trial_finished(self, trial: Trial) -> None:

@@ -214,9 +214,9 @@ def sweep(
     from dashboards.reports.sweep import report
     from dashboards.tracking.sweep_run import SweepRun
 
-    progress, tracking = SweepProgress(console), SweepRun()
-    with progress:
-        result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
+    tracking = SweepRun()
+    with SweepProgress(console, tracking) as progress:
+        result, folder = run_sweep(plan, workspace(), name, fresh, progress)
     page = write_page(report(result), folder.path)
     sections = [standings(result), timed_sentences(result)]
     if result.under_load is not None:

@@ -30,7 +30,6 @@ from cluster.sweep.finalists import time_finalists
 from cluster.sweep.trial import TrialTask
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import together
 from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
@@ -64,7 +63,7 @@ def run_sweep(
     home: Path,
     name: str | None = None,
     fresh: bool = False,
-    observers: Sequence[SweepObserver] = (),
+    observer: SweepObserver | None = None,
 ) -> tuple[SweepResult, SweepFolder]:
     """Run `plan` in `<home>/sweeps/<name>`, or resume the interrupted run in this folder.
 
@@ -74,7 +73,7 @@ def run_sweep(
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
-    observer = together(SweepObserver, observers)
+    observer = observer or SweepObserver()
     tokenizer = check_pair(plan.pair)
     if plan.cluster is not None:
         check_placement(plan.pair, plan.cluster, plan.samples)

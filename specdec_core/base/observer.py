@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
 
 class Observer:
     """Follows long work. The hooks do nothing here; subclasses override those that they need, and
@@ -18,21 +15,3 @@ class Observer:
 
     def warned(self, message: str) -> None:
         """Something is wrong that does not stop the work."""
-
-
-AnyObserver = TypeVar("AnyObserver", bound=Observer)
-
-
-def together(kind: type[AnyObserver], members: Sequence[AnyObserver]) -> AnyObserver:
-    """An observer of a kind that passes each call of a hook to all `members`, in order."""
-
-    def passed_on(hook: str) -> Callable[..., None]:
-        def call(_: AnyObserver, *args: Any, **kwargs: Any) -> None:
-            for member in members:
-                getattr(member, hook)(*args, **kwargs)
-
-        return call
-
-    hooks = {name: passed_on(name) for name in dir(kind) if not name.startswith("_")}
-    combined: type[AnyObserver] = type(f"Together{kind.__name__}", (kind,), hooks)
-    return combined()

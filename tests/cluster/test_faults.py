@@ -63,7 +63,7 @@ from cluster.sweep.run import run_sweep
 from dashboards.tracking.sweep_run import SweepRun
 
 tracking = SweepRun()
-result, folder = run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]), observers=[tracking])
+result, folder = run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]), observer=tracking)
 tracking.finish(result, folder.path)
 """
 

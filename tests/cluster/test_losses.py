@@ -127,7 +127,7 @@ def sweep(spec, prompts, home, what):
     once = {"finalists": 2, "repeats": 1, "race": {"seconds": 0, "further": 0, "challengers": 0}}
     live = {"prompts": {"source": str(prompts), "limit": 3}, "replay": False, "cluster": PLACEMENT}
     plan = sweep_plan(spec, prompts, max_new_tokens=TOKENS, search=search, **once, **live)
-    result, _ = run_sweep(plan, home, observers=[loss])
+    result, _ = run_sweep(plan, home, observer=loss)
     requests = requests_of(load_prompts(str(prompts), 3), whole, TOKENS)
     assert len(result.trials) == 3  # with autoregressive decoding
     for trial in result.trials:

@@ -60,7 +60,7 @@ Swept = tuple[SweepResult, SweepFolder, HeardSweep]
 def swept(tiny_spec, prompts, tmp_path_factory):
     heard = HeardSweep()
     home = tmp_path_factory.mktemp("home")
-    return *run_sweep(plan_for(tiny_spec, prompts), home, observers=[heard]), heard
+    return *run_sweep(plan_for(tiny_spec, prompts), home, observer=heard), heard
 
 
 def test_counts_are_those_of_the_engine_and_rounds_those_that_they_sum(swept, tiny_pair):
@@ -128,7 +128,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
         live={"finalists": 1, "repeats": 2},
     )
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, observers=[Stopped("timing 3 clients")])
+        run_sweep(plan, tmp_path, observer=Stopped("timing 3 clients"))
     taken = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/*/live/*.parquet")}
     assert len(taken) >= 4  # autoregressive decoding and another, in two turns
     # A schedule's range that nobody else drafts like is decoded once.
@@ -136,7 +136,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     taken[decoded] = decoded.stat().st_mtime_ns
 
     heard = HeardSweep()
-    result, folder = run_sweep(plan, tmp_path, observers=[heard])
+    result, folder = run_sweep(plan, tmp_path, observer=heard)
     assert heard.finished == []  # neither counted nor timed again
     timed = folder.timed()
     assert result.timings == timed.timings
@@ -162,9 +162,9 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(tiny_pair, prompt
         workload={"clients": [1, 3], "requests": 4},
     )
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, observers=[Stopped("simulating load")])
+        run_sweep(plan, tmp_path, observer=Stopped("simulating load"))
     heard = HeardSweep()
-    result, _ = run_sweep(plan, tmp_path, observers=[heard])
+    result, _ = run_sweep(plan, tmp_path, observer=heard)
     assert heard.finished == []  # the rounds are those that were counted
     assert any("not simulated" in warning and "ranges" in warning for warning in heard.warnings)
     choice = result.under_load
@@ -180,7 +180,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     proposed = {"method": "optuna", "trials": 6, "early_stopping": True, "search": search}
     plan = plan_for(tiny_spec, prompts, **proposed)
     heard = HeardSweep()
-    result, folder = run_sweep(plan, tmp_path, observers=[heard])
+    result, folder = run_sweep(plan, tmp_path, observer=heard)
     drafted = [t for t in result.trials if t.configuration.drafter]
     assert 1 < len(drafted) <= 6  # the same length may be proposed twice
     assert {t.configuration.family for t in drafted} == {"fixed"}
@@ -196,7 +196,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
         run_sweep(plan, tmp_path)
     (folder.path / "weights.json").write_text(json.dumps(weights))
     heard = HeardSweep()
-    resumed, _ = run_sweep(plan, tmp_path, observers=[heard])
+    resumed, _ = run_sweep(plan, tmp_path, observer=heard)
     assert heard.finished == []
     assert {t.id: t.counts for t in resumed.trials} == {t.id: t.counts for t in result.trials}
 

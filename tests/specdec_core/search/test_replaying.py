@@ -77,7 +77,7 @@ def recorded(tiny_pair, prompts_file, tmp_path_factory):
 @pytest.fixture(scope="module")
 def replayed(recorded, tiny_spec, prompts_file):
     heard, plan = HeardSweep(), plan_for(tiny_spec, prompts_file, race={"seconds": 0})
-    return *run_sweep(plan, recorded[0], observers=[heard]), heard
+    return *run_sweep(plan, recorded[0], observer=heard), heard
 
 
 def test_replayed_counts_are_the_live_ones(replayed, tiny_pair):
@@ -137,7 +137,7 @@ def test_a_replay_that_was_interrupted_goes_on(
         (folder.path / "trials" / f"{trial.id}.json").unlink()
     heard = HeardSweep()
     plan = plan_for(tiny_spec, prompts_file, race={"seconds": 0})
-    result, _ = run_sweep(plan, tmp_path, observers=[heard])
+    result, _ = run_sweep(plan, tmp_path, observer=heard)
     assert sorted(heard.finished) == sorted(trial.id for trial in gone)
     counts = {t.id: t.counts for t in replayed[0].trials}
     assert {t.id: t.counts for t in result.trials} == counts
@@ -156,7 +156,7 @@ def test_a_recording_of_the_other_kind_of_forwards_is_replayed_and_that_is_said(
     search = [drafting(kind="fixed", max_tokens=2)]
     plan = plan_for(tiny_spec, prompts_file, search=search, race={"seconds": 0})
     heard = HeardSweep()
-    result, _ = run_sweep(plan, tmp_path, observers=[heard])
+    result, _ = run_sweep(plan, tmp_path, observer=heard)
     assert result.replay.configurations == 1
     (warning,) = heard.warnings
     assert "of compiled forwards, and eager ones are timed" in warning
