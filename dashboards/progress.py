@@ -151,10 +151,8 @@ class SweepProgress(ConsoleProgress, SweepObserver):
             self.progress.update(self.task, description=escape(label))
 
 
-class RecordingProgress(ConsoleProgress, RecordingObserver):
+class RecordingProgress(RaceProgress, RecordingObserver):
     """A recording: its steps are prompts. At the end it prints how fast it was."""
-
-    columns = RaceProgress.columns
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

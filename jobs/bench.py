@@ -62,7 +62,6 @@ MeasureAgain = Annotated[bool, Option("--fresh", help="Measure again what an int
 class BenchRun:
     """A benchmark under way: its runs are kept in `parts` until the result is delivered."""
 
-    folder: Path  # of the result
     pair: Pair  # with the data types that every run uses
     prompts: PromptSet
     our_modes: dict[str, list[Mode]]  # by program, with our settings or plug-in
@@ -190,7 +189,7 @@ def measuring(
     what = described(name, plan, plan.weights(pair), asked, told, facts, **more)
     with interruptible(), Parts.open(folder.parent, what, kind, fresh) as parts:
         pair = pair.reloaded(parts.pair(pair.spec))
-        yield BenchRun(folder, pair, asked, modes, parts, facts)
+        yield BenchRun(pair, asked, modes, parts, facts)
         parts.remove()
 
 

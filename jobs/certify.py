@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,11 @@ from jobs.options import (
     given,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Placement, RunnerSettings, parse
+from specdec_core.config import Configuration, Placement, RunnerSettings, parse
 from specdec_core.prompts.chat import AUTO
 
 if TYPE_CHECKING:
     from cluster.certified_server import ServerChecks
-    from specdec_core.base.observer import Observer
-    from specdec_core.evidence.certificate.certify import Extent
-    from specdec_core.prompts.prompt import Prompt
 
 FULL = {"limit": 32, "max_new_tokens": 64, "texts": 4, "timed": 12, "repeats": 3}
 QUICK = {"limit": 8, "max_new_tokens": 32, "texts": 2, "timed": 4, "repeats": 2}
@@ -85,7 +82,7 @@ def main(
     choice, source, _ = choose(config, engine)
     pair_spec = chosen_pair(choice.pair, None, None, max_length)
     configuration = choice.configuration
-    elsewhere = _elsewhere(engine, server, server_model, against, dtype, cluster)
+    elsewhere = _elsewhere(configuration, engine, server, server_model, against, dtype, cluster)
     if dtype is not None:
         changes = {"target_dtype": dtype, "draft_dtype": dtype}
         runner = {**pair_spec.runner.model_dump(), **changes}
@@ -117,7 +114,7 @@ def main(
     certified = None
     if elsewhere is not None:
         with ConsoleProgress(console) as progress:
-            found = elsewhere(pair_spec, configuration, loaded, extent, progress)
+            found = elsewhere(spec=pair_spec, prompts=loaded, extent=extent, observer=progress)
         checks, certified, pair_spec = found.checks, found.server, found.pair
     else:
         from cluster.placed_engine import loaded_pair
@@ -153,15 +150,16 @@ def main(
 
 
 def _elsewhere(
+    configuration: Configuration,
     engine: str | None,
     server: str | None,
     server_model: str | None,
     against: str | None,
     dtype: str | None,
     cluster: Path | None,
-) -> Callable[[PairSpec, Configuration, Sequence[Prompt], Extent, Observer], ServerChecks] | None:
-    """The checks in another server that the options ask for; None where they ask for none. Raises
-    :class:`UserError` for options that do not go together."""
+) -> Callable[..., ServerChecks] | None:
+    """The checks in another server that the options ask for, of a pair, prompts and extent; None
+    where they ask for none. Raises :class:`UserError` for options that do not go together."""
     if engine is None and server is None:
         for option, value in (("against", against), ("server-model", server_model)):
             if value is not None:
@@ -178,19 +176,13 @@ def _elsewhere(
     from specdec_core.servers.table import server_of
 
     if engine is not None:
-        return partial(check_engine, server_of(engine, stage="serve", option="--engine"))
+        program = server_of(engine, stage="serve", option="--engine")
+        return partial(check_engine, program, configuration=configuration)
     assert server is not None
     if against is not None and _address(against) == _address(server):
         raise UserError(f"--against {against}: this is --server; name one without speculation")
     plain = None if against is None else ServerAddress(url=against, model=server_model)
-    running = ServerAddress(url=server, model=server_model)
-
-    def check(
-        spec: PairSpec, _: Configuration, prompts: Sequence[Prompt], extent: Extent, o: Observer
-    ) -> ServerChecks:
-        return check_running(running, plain, spec, prompts, extent, o)
-
-    return check
+    return partial(check_running, ServerAddress(url=server, model=server_model), plain)
 
 
 def _address(url: str) -> str:

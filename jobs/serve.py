@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from cluster.serving.http.access import Access
     from cluster.serving.http.samples import PromptSampling
-    from cluster.serving.served import Deployment
     from cluster.serving.start import Start
 
 
@@ -288,7 +287,6 @@ def main(
 
     bound = numbers(cores, "--cores", int) if cores is not None else ()
     start = _start(given, choose(config, engine), bound, fresh, local=not no_auth)
-    deployment = start.deployment
     tls = read_tls(tls_cert, tls_key)
     command = read_command(on_drift)
     check_exposed(host, start.access.keys, no_auth)
@@ -307,12 +305,11 @@ def main(
             )
             with server as url:
                 status.stop()
-                keys = start.access.keys is not None
-                _announce(url, deployment, slots, keys, tls_cert, engine, config)
+                _announce(url, start, tls_cert, config)
                 running = find_server(url)
                 with watched(running, command, warn) if command else nullcontext():
                     if follow is not None:
-                        arguments = url, deployment.version, follow
+                        arguments = url, start.deployment.version, follow
                         Thread(target=follow_champion, args=arguments, daemon=True).start()
                     try:
                         wait_for_stop(check_alive)
@@ -333,19 +330,14 @@ def _end_within(seconds: float) -> None:
 
 
 def _announce(
-    url: str,
-    deployment: Deployment,
-    slots: int,
-    keys: bool,
-    certificate: Path | None = None,
-    engine: str | None = None,
-    config: Path | None = None,
+    url: str, start: Start, certificate: Path | None = None, config: Path | None = None
 ) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
     from specdec_core.models.loading import load_tokenizer
     from specdec_core.prompts.chat import template_of
     from specdec_core.search.load.answers import drafters_by_load
 
+    deployment, slots = start.deployment, start.limits.slots
     pair, configuration = deployment.pair, deployment.configuration
     body: dict[str, Any] = {"model": pair.name, "max_tokens": 64, "stream": True}
     path = "/v1/completions"
@@ -354,11 +346,11 @@ def _announce(
     else:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is speculative decoding?"}]
-    key = ' -H "Authorization: Bearer $KEY"' if keys else ""
+    key = ' -H "Authorization: Bearer $KEY"' if start.access.keys is not None else ""
     if certificate is not None:
         key += f" --cacert {shlex.quote(str(certificate))}"
     print_configuration(configuration, deployment.source, f"[green]ready[/green]  {url}  ")
-    check = certify_command(engine, config)
+    check = certify_command(start.engine, config)
     said = deployment.certificate or f"[yellow]not certified[/yellow]: `{check}` checks it"
     console.print(said, soft_wrap=True)
     if never := [n for n in drafters_by_load(configuration.drafter) if n > slots]:
@@ -369,7 +361,7 @@ def _announce(
     console.print(
         f"\n  curl -N {url}{path} -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{escape(json.dumps(body))}'\n"
-        + (f"\nA page to try it: {url}/" if engine is None else "")
+        + (f"\nA page to try it: {url}/" if start.engine is None else "")
         + "\nCtrl-C stops the server.",
         soft_wrap=True,
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, legend_beside, style
-from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
@@ -50,12 +49,6 @@ def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
     fig.update_xaxes(title_text="predicted acceptance probability (mean of the bin)", range=[0, 1])
     fig.update_yaxes(title_text="share accepted", range=[0, 1.02])
     return legend_beside(fig).update_layout(margin_t=100)
-
-
-def head_names(result: SweepResult) -> list[str]:
-    """The heads that a sweep's configurations read, in order of appearance."""
-    heads = (head for trial in result.trials for _, head in trial.configuration.heads)
-    return list(dict.fromkeys(heads))
 
 
 def short(head: str) -> str:

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dashboards.figures.frontier import frontier
-from dashboards.figures.heads import head_names
 from dashboards.figures.sweep import speedups, time_per_token
 from dashboards.reports.heads import reliability
 from dashboards.sections import Section
@@ -32,7 +31,8 @@ def drawn(result: SweepResult) -> list[Section]:
 def cards(result: SweepResult) -> dict[str, HeadCard]:
     """The cards of the heads in a sweep, without heads that are gone."""
     loaded: dict[str, HeadCard] = {}
-    if names := head_names(result):
+    configurations = [trial.configuration for trial in result.trials]
+    if names := dict.fromkeys(head for each in configurations for _, head in each.heads):
         from specdec_core.drafting.heads.storage import load_card  # torch takes seconds to import
 
         for name in names:

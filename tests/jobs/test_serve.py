@@ -21,6 +21,7 @@ from cluster.serving.control import Refusal, RunningServer, announced, find_serv
 from cluster.serving.deployment import deployment_of
 from cluster.serving.http.access import Access, read_keys
 from cluster.serving.served import Deployment, Operation
+from cluster.serving.start import Start
 from dashboards.tracking import registry
 from jobs import deploy, serve
 from jobs.choice import choose
@@ -30,6 +31,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.servers.process import free_port, running
 from tests.commands import ROOT, config_file, wait_until
 from tests.configurations import CHAIN, LOOKUP, SUFFIX
@@ -158,14 +160,14 @@ def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
 def test_the_request_to_try_is_a_chat_where_there_is_a_template(chat_spec, tiny_spec, capsys):
     url = "http://127.0.0.1:8000"
     for spec, keys, path in (
-        (chat_spec, True, "/v1/chat/completions"),
-        (tiny_spec, False, "/v1/completions"),
+        (chat_spec, {}, "/v1/chat/completions"),
+        (tiny_spec, None, "/v1/completions"),
     ):
         served = Deployment(pair=spec, configuration=AUTOREGRESSIVE, source="a file")
-        serve._announce(url, served, 4, keys)
+        serve._announce(url, Start(served, access=Access(keys)))
         printed = capsys.readouterr().out
         assert f"curl -N {url}{path} " in printed
-        assert ("Authorization: Bearer $KEY" in printed) == keys
+        assert ("Authorization: Bearer $KEY" in printed) == (keys is not None)
 
 
 def test_ranges_of_load_beyond_the_slots_are_said(tiny_spec, capsys):
@@ -173,7 +175,7 @@ def test_ranges_of_load_beyond_the_slots_are_said(tiny_spec, capsys):
     configuration = Configuration(drafter={"kind": "schedule", "ranges": ranges})
     served = Deployment(pair=tiny_spec, configuration=configuration, source="a file")
     for slots, said in ((4, True), (8, True), (9, False)):
-        serve._announce("http://127.0.0.1:8000", served, slots, keys=False)
+        serve._announce("http://127.0.0.1:8000", Start(served, limits=Limits(slots)))
         assert ("warning" in (printed := capsys.readouterr().out)) == said
         assert (f"--slots {slots}: what drafts from" in printed) == said
         assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)
