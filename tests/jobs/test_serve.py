@@ -160,7 +160,7 @@ def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
 def test_the_request_to_try_is_a_chat_where_there_is_a_template(chat_spec, tiny_spec, capsys):
     url = "http://127.0.0.1:8000"
     for spec, keys, path in (
-        (chat_spec, {}, "/v1/chat/completions"),
+        (chat_spec, (), "/v1/chat/completions"),
         (tiny_spec, None, "/v1/completions"),
     ):
         served = Deployment(pair=spec, configuration=AUTOREGRESSIVE, source="a file")
