@@ -16,12 +16,6 @@ class Speedup:
     value: float
     timing: Timing | None = None
 
-    @property
-    def text(self) -> str:
-        if self.timing is None:
-            return f"≈ {self.value:.2f}×"
-        return f"{self.value:.2f}× [{self.timing.low:.2f}, {self.timing.high:.2f}]"
-
 
 def speedup(result: SweepResult, trial: Trial) -> Speedup:
     """Measured where the configuration was timed, estimated elsewhere; NaN when neither."""
@@ -70,11 +64,6 @@ def champion(result: SweepResult) -> Trial | None:
     if result.champion is None:
         return None
     return next((t for t in drafting(result) if t.id == result.champion), None)
-
-
-def label(result: SweepResult, trial: Trial) -> str:
-    """The configuration's label, unique in the sweep."""
-    return result.labels.get(trial.id, trial.configuration.without_sampling)
 
 
 def draft_of(result: SweepResult, trial: Trial) -> str | None:

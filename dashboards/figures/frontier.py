@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.look import MUTED, PAPER, base_figure, evenly, family_order, style
-from dashboards.ranking import champion, draft_of, family, label, ranked, speedup
+from dashboards.ranking import champion, draft_of, family, ranked, speedup
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 
@@ -134,7 +134,7 @@ def _title(result: SweepResult, best: Trial | None) -> str:
         return "Verification rate against discard rate"
     discard, verification = _rates(best)
     return (
-        f"{label(result, best)} runs the target {verification:.2f} times and throws away "
+        f"{result.labels[best.id]} runs the target {verification:.2f} times and throws away "
         f"{discard:.2f} draft tokens per output token"
     )
 
@@ -180,9 +180,12 @@ def _equal_latency(profile: Profile, draft: str, view: FrontierView) -> go.Conto
 def hover(result: SweepResult, trial: Trial) -> str:
     """What a configuration's point or bar says when it is pointed at."""
     m, gain = trial.metrics, speedup(result, trial)
+    told, timing = f"≈ {gain.value:.2f}× (estimated)", gain.timing
+    if timing is not None:
+        told = f"{gain.value:.2f}× [{timing.low:.2f}, {timing.high:.2f}] (measured)"
     return "<br>".join([
-        f"<b>{label(result, trial)}</b>{' (champion)' if trial.id == result.champion else ''}",
-        f"speedup {gain.text} ({'measured' if gain.timing else 'estimated'})",
+        f"<b>{result.labels[trial.id]}</b>{' (champion)' if trial.id == result.champion else ''}",
+        f"speedup {told}",
         f"verification rate {m['verification_rate']:.3f}",
         f"discard rate {m['discard_rate']:.3f}",
         f"MAT {m['mat']:.2f} tokens per target forward",

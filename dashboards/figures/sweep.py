@@ -24,7 +24,6 @@ from dashboards.ranking import (
     draft_of,
     family,
     foremost,
-    label,
     leaders,
     ranked,
     speedup,
@@ -91,7 +90,7 @@ def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) 
     title = "Speedup over autoregressive decoding"
     if timings:
         top = speedup(result, shown[0])
-        title = f"{label(result, shown[0])} is {top.value:.2f} times as fast as autoregressive"
+        title = f"{result.labels[shown[0].id]} is {top.value:.2f} times as fast as autoregressive"
         title += f"; {len(others)} more cannot be told from it" if others else ""
     subtitle = (
         "Solid: timed, with the 95 % bootstrap interval; the small line is what the profile had "
@@ -105,12 +104,10 @@ def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) 
 
 
 def _bar_label(result: SweepResult, trial: Trial) -> str:
-    gain = speedup(result, trial)
+    label, timing = result.labels[trial.id], speedup(result, trial).timing
     if trial.id == result.champion:
-        return f"★ <b>{label(result, trial)}</b>"
-    if gain.timing and gain.timing.tied_with_champion:
-        return f"= {label(result, trial)}"
-    return label(result, trial)
+        return f"★ <b>{label}</b>"
+    return f"= {label}" if timing and timing.tied_with_champion else label
 
 
 def _named_rows(fig: go.Figure, names: dict[str, str]) -> None:
@@ -126,7 +123,7 @@ def time_per_token(result: SweepResult) -> go.Figure:
     forwards, draft forwards of tokens that were kept, draft forwards that were wasted."""
     best, profile = champion(result), result.profile
     rows = {t.id: t for t in [*([best] if best else []), *leaders(result)]}
-    names = {key: label(result, trial) for key, trial in rows.items()}
+    names = {key: result.labels[key] for key in rows}
     if result.champion in names:
         names[result.champion] = f"★ <b>{names[result.champion]}</b>"
     times = {key: _milliseconds(result, trial) for key, trial in rows.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dashboards import cells, look
-from dashboards.ranking import family, label, place, speedup
+from dashboards.ranking import family, place, speedup
 from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Section
 from specdec_core.search.results import SweepResult, Trial
@@ -74,7 +74,7 @@ def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:
     elif gain.timing.tied_with_champion:
         text = f"={text}"
     return rates | {
-        "label": label(result, trial)
+        "label": result.labels[trial.id]
         + (" ★" if trial.id == result.champion else "")
         + ("" if trial.finished else " †"),
         "speedup": text,

@@ -8,12 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dashboards import cells
-from dashboards.ranking import (
-    champion,
-    label,
-    ranked,
-    speedup,
-)
+from dashboards.ranking import champion, ranked, speedup
 from dashboards.reports.load_choice import loads, served, simulation
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
@@ -56,7 +51,7 @@ def headline(result: SweepResult) -> str:
     best = champion(result)
     if best is None:
         return "Nothing beats autoregressive decoding here"
-    gain, name = speedup(result, best), label(result, best)
+    gain, name = speedup(result, best), result.labels[best.id]
     if gain.timing is None:
         where = f" on {result.hardware}" if result.hardware else ""
         return f"{name} is an estimated {gain.value:.2f}× as fast as autoregressive decoding{where}"
@@ -155,8 +150,7 @@ def caveats(result: SweepResult) -> Iterator[str]:
 
 def _about_champion(result: SweepResult) -> Iterator[str]:
     trials = ranked(result)
-    labels = {t.id: label(result, t) for t in trials}
-    tied = [labels[t.config_id] for t in result.timings if t.tied_with_champion]
+    tied = [result.labels[t.config_id] for t in result.timings if t.tied_with_champion]
     if result.champion is not None and tied:
         yield f"Not shown to be slower than the champion: {', '.join(tied)}."
     if result.race is not None:
@@ -181,9 +175,8 @@ def race_sentence(race: RaceSummary) -> str:
 
 
 def _about_outputs(result: SweepResult) -> Iterator[str]:
-    labels = {t.id: label(result, t) for t in ranked(result)}
     differing = [
-        f"{t.differing_outputs} of {len(t.tokens)} ({labels[t.config_id]})"
+        f"{t.differing_outputs} of {len(t.tokens)} ({result.labels[t.config_id]})"
         for t in result.timings
         if t.differing_outputs
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from specdec_core.config.base import identity
@@ -25,12 +24,12 @@ def distinct_labels(shown: Iterable[Configuration | DrafterSettings]) -> dict[st
         else value.without_sampling
         for key, value in by_id.items()
     }
-    times = Counter(labels.values())
     alike: dict[str, list[str]] = {}
     for key, label in labels.items():
-        if times[label] > 1:
-            alike.setdefault(label, []).append(key)
+        alike.setdefault(label, []).append(key)
     for label, keys in alike.items():
+        if len(keys) == 1:
+            continue
         heads = {key: _heads(by_id[key]) for key in keys}
         if len(set(heads.values())) == len(keys):
             labels |= {key: f"{label} ({names})" for key, names in heads.items()}
