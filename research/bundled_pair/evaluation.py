@@ -35,7 +35,7 @@ def evaluate(
     }
     results = _held_out_losses(settings, tokenizer, models) | {"alignment": {}}
     for done, split in enumerate(stdlib.SPLITS, start=1):
-        prompts = stdlib.resolve_prompts(split, tokenizer, path=out / "prompts.json")
+        prompts, _ = stdlib.resolve_prompts(split, tokenizer, out / "prompts.json")
         ids = [tokenizer(text)["input_ids"] for _, text in prompts]
         whole = greedy_trajectories(models["target"], ids, settings.new_tokens)
         openings = [

@@ -184,8 +184,7 @@ def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
     if source == "bundled:train":
         return (Prompt(id, text) for id, text in training_prompts(tokenizer))
     [split] = (split for split in SPLITS if source == f"bundled:{split}")
-    skipped: list[str] = []
-    resolved = resolve_prompts(split, tokenizer, skipped=skipped)
+    resolved, skipped = resolve_prompts(split, tokenizer)
     if skipped:
         log.warning("%s: %d prompts left out (%s, …)", source, len(skipped), skipped[0])
     return (Prompt(id, text) for id, text in resolved)

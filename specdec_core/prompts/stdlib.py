@@ -152,18 +152,14 @@ def text_up_to_anchor(module: str, anchor: str) -> str:
     return "\n".join(_lines(module)[:count])
 
 
-def _last_tokens(tokenizer: Any, text: str, count: int) -> str:
-    ids = tokenizer(text[-count * 24 :], verbose=False)["input_ids"]
-    return str(tokenizer.decode(ids[-count:], skip_special_tokens=False))
-
-
 def resolve(reference: PromptReference, tokenizer: Any) -> str:
     """The prompt's text, read from the running interpreter's source.
 
     Raises `MissingReference` in one line when this interpreter lacks the module or the anchor.
     """
-    text = text_up_to_anchor(reference.module, reference.anchor)
-    return _last_tokens(tokenizer, text, reference.tokens)
+    text, count = text_up_to_anchor(reference.module, reference.anchor), reference.tokens
+    ids = tokenizer(text[-count * 24 :], verbose=False)["input_ids"]
+    return str(tokenizer.decode(ids[-count:], skip_special_tokens=False))
 
 
 def load_references(split: Split, path: Path = PROMPTS_FILE) -> list[PromptReference]:
@@ -173,26 +169,17 @@ def load_references(split: Split, path: Path = PROMPTS_FILE) -> list[PromptRefer
 
 
 def resolve_prompts(
-    split: Split,
-    tokenizer: Any,
-    *,
-    skipped: list[str] | None = None,
-    path: Path = PROMPTS_FILE,
-) -> list[tuple[str, str]]:
-    """(id, text) of every bundled prompt of `split`, 32 to 256 tokens each.
-
-    Other interpreter versions may lack a definition. Such a reference raises `MissingReference`, or
-    is left out and its one-line reason appended to `skipped` where that is given.
-    """
-    prompts = []
+    split: Split, tokenizer: Any, path: Path = PROMPTS_FILE
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(id, text) of every bundled prompt of `split`, 32 to 256 tokens each; and a line on each that
+    is left out, because this interpreter's version lacks the definition."""
+    prompts, left_out = [], []
     for reference in load_references(split, path):
         try:
             prompts.append((reference.id, resolve(reference, tokenizer)))
         except MissingReference as reason:
-            if skipped is None:
-                raise
-            skipped.append(str(reason))
-    return prompts
+            left_out.append(str(reason))
+    return prompts, left_out
 
 
 def draw_references(

@@ -72,7 +72,7 @@ def test_draft_follows_the_target_on_held_out_prompts(tokenizer):
         AutoModelForCausalLM.from_pretrained(bundled_path(name), dtype=torch.float32)
         for name in ("target", "draft-medium")
     )
-    prompts = corpus.resolve_prompts("held_out", tokenizer, skipped=[])[:8]
+    prompts = corpus.resolve_prompts("held_out", tokenizer)[0][:8]
     ids = [tokenizer(text)["input_ids"] for _, text in prompts]
     found = measure_alignment(target, draft, greedy_trajectories(target, ids, 64))
     assert found.oracle_verification_rate < 0.4
@@ -94,7 +94,7 @@ def test_prompts_are_32_to_256_tokens_and_kept_apart(tokenizer):
         references = corpus.load_references(split)
         assert len(references) == count
         assert {corpus.split_of(reference.module) for reference in references} == {split}
-        prompts = corpus.resolve_prompts(split, tokenizer, skipped=[])
+        prompts, _ = corpus.resolve_prompts(split, tokenizer)
         assert len({name for name, _ in prompts}) == len(prompts) > 0
         lengths = [len(tokenizer(text)["input_ids"]) for _, text in prompts]
         assert min(lengths) >= 30
@@ -122,9 +122,7 @@ def test_missing_reference_is_one_clear_line_or_reported(tokenizer, tmp_path):
         corpus.PromptReference("no_such_module", "f", 64, "seen"),
     ]
     made.save_references(rows, path)
-    with pytest.raises(UserError, match="has no 'no_such_function' here"):
-        corpus.resolve_prompts("seen", tokenizer, path=path)
-    skipped: list[str] = []
-    prompts = corpus.resolve_prompts("seen", tokenizer, skipped=skipped, path=path)
+    prompts, skipped = corpus.resolve_prompts("seen", tokenizer, path)
     assert [name for name, _ in prompts] == ["stdlib/json.decoder:JSONDecoder.raw_decode"]
     assert len(skipped) == 2
+    assert "has no 'no_such_function' here" in skipped[0]
