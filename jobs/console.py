@@ -138,10 +138,10 @@ def point(what: str, where: object) -> None:
     console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
 
 
-def serve_command(workload: Workload | None, *options: str) -> str:
+def serve_command(workload: Workload | None) -> str:
     """The command that serves the choice for a workload, with a slot for every client."""
     slots = [] if workload is None else ["--slots", str(workload.slots)]
-    return shlex.join([program("specdec"), "serve", *options, *slots])
+    return shlex.join([program("specdec"), "serve", *slots])
 
 
 def print_configuration(configuration: Configuration, source: str, before: str = "") -> None:
