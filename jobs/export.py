@@ -175,7 +175,7 @@ def models_for(pair: PairSpec, server: Server, plug_in: bool = False) -> Models:
     with console.status("looking the models up"):
         from specdec_core.servers.model_files import models_of  # torch takes a second
 
-        return models_of(pair, server.heads, plug_in, gguf=server.gguf)
+        return models_of(pair, server, plug_in)
 
 
 def by_replay(

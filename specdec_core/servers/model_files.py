@@ -14,7 +14,7 @@ from specdec_core.base.workspace import present_path
 from specdec_core.config import Configuration, PairSpec, with_read
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
-from specdec_core.models.eagle.exported import Form, exported_head
+from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import head_folder, names_head
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_config
@@ -34,33 +34,25 @@ READ_AT: dict[str, Callable[[str], Path]] = {
 
 
 def models_of(
-    pair: PairSpec,
-    heads: Form | None,
-    plug_in: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-    gguf: bool = False,
+    pair: PairSpec, server: Server, plug_in: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> Models:
-    """The models' folders or hub ids; for a program that reads `gguf`, GGUF files as they are.
-    EAGLE heads that a program cannot read in the stored format
-    are written in the format `heads`, in the data type `dtype`, and kept; None for a program that
-    reads no heads. Drafts with a reduced vocabulary are written as plain ones, but not for our
-    `plug_in`.
+    """The models' folders or hub ids as a server, or our `plug_in` in it, finds them, and their
+    GGUF files where it reads such. EAGLE heads that it cannot read in the stored format are written
+    in its own, in the data type `dtype`, and kept. Drafts with a reduced vocabulary are written as
+    plain ones, but not for our `plug_in`.
 
     Raises:
         UserError: a model does not exist.
     """
     check_pair(pair, served=True)
     target = load_config(pair.target)
-    drafts = {
-        name: _draft(pair, name, model, target, heads, plug_in, dtype, gguf)
-        for name, model in pair.drafts.items()
-    }
-    return Models(_place(pair.target, gguf), drafts)
+    drafts = {name: _draft(pair, name, target, server, plug_in, dtype) for name in pair.drafts}
+    return Models(_place(pair.target, server.gguf), drafts)
 
 
 def models_in(server: Server, pair: Pair, plug_in: bool = False) -> Models:
-    """The models of a loaded pair as a server, or our `plug_in` in it, finds them: as above."""
-    return models_of(pair.spec, server.heads, plug_in, pair.target.dtype, server.gguf)
+    """The models of a loaded pair: as above."""
+    return models_of(pair.spec, server, plug_in, pair.target.dtype)
 
 
 def placed(configuration: Configuration) -> Configuration:
@@ -80,16 +72,15 @@ def _place_of(key: str, name: str) -> str:
 def _draft(
     pair: PairSpec,
     name: str,
-    model: str,
     target: PretrainedConfig,
-    heads: Form | None,
+    server: Server,
     plug_in: bool,
     dtype: torch.dtype,
-    gguf: bool,
 ) -> DraftFile:
+    model, heads = pair.drafts[name], server.heads
     if not names_head(model):
         config = load_config(model)
-        place = _place(model, gguf)
+        place = _place(model, server.gguf)
         if isinstance(config, ReducedDraftConfig) and not plug_in:
             try:
                 place = str(exported_draft(model, pair.target, dtype))

@@ -219,7 +219,7 @@ def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(tiny_pair, venv, kind)
     assert export.name == f"vLLM with our export, {schedule.label}"
     assert export.settings["num_speculative_tokens_per_batch_size"] == [[1, 3, 3], [4, 1024, 0]]
     server = SERVERS["vllm"]
-    told = server.counterpart(schedule.drafter, models_of(tiny_pair.spec, "speculators"))
+    told = server.counterpart(schedule.drafter, models_of(tiny_pair.spec, server))
     assert export.settings == told.settings
     assert plug_in.name == f"vLLM with our plug-in, {schedule.label}"
     assert plug_in.plug_in == schedule

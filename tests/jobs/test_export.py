@@ -17,6 +17,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
 from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file, ran
 from tests.jobs.conftest import record_prompts
@@ -70,7 +71,7 @@ def test_a_draft_with_another_number_of_logits_is_told_apart(tiny_pair, tmp_path
         **tiny_pair.spec.drafts,
         "padded": str(pad_logits(tiny_pair.spec.drafts["draft"], tmp_path / "padded")),
     }
-    models = models_of(tiny_pair.spec.model_copy(update={"drafts": drafts}), "speculators")
+    models = models_of(tiny_pair.spec.model_copy(update={"drafts": drafts}), SERVERS["vllm"])
     assert {name: (d.kind, d.padded) for name, d in models.drafts.items()} == {
         "draft": ("model", False),
         "padded": ("model", True),

@@ -33,7 +33,7 @@ def exported(server, models, configuration):
 def head_file(pair, folder, server):
     drafts = {**pair.spec.drafts, "head": str(folder)}
     spec = pair.spec.model_copy(update={"drafts": drafts})
-    return models_of(spec, SERVERS[server].heads).drafts["head"]
+    return models_of(spec, SERVERS[server]).drafts["head"]
 
 
 def eagle_one(pair, folder, architecture):
@@ -58,13 +58,13 @@ def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(tiny_pair, 
     write_draft(tiny_pair.spec, tmp_path / "draft", list(range(1, 300, 3)))
     name = str(tmp_path / "draft")
     spec = tiny_pair.spec.model_copy(update={"drafts": {"head": name}})
-    written = models_of(spec, "speculators").drafts["head"]
+    written = models_of(spec, SERVERS["vllm"]).drafts["head"]
     assert (written.kind, written.padded) == ("model", False)
     config = json.loads((Path(written.place) / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
-    assert models_of(spec, "speculators", plug_in=True).drafts["head"].place == name
+    assert models_of(spec, SERVERS["vllm"], plug_in=True).drafts["head"].place == name
     other = spec.model_copy(update={"target": tiny_pair.spec.drafts["draft"]})
-    models = models_of(other, None)
+    models = models_of(other, SERVERS["transformers"])
     own = parse(Configuration, {"drafter": CHAIN}, "test")
     with pytest.raises(UserError, match=r"vLLM cannot load .*trained for another target"):
         exported("vllm", models, own)
@@ -107,7 +107,7 @@ def test_a_head_that_a_server_cannot_load_is_refused(tiny_pair, tmp_path, server
     folder = eagle_one(tiny_pair, tmp_path / "head", architecture)
     drafts = {"head": str(folder), **tiny_pair.spec.drafts}
     spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
-    models = models_of(spec, SERVERS[server].heads)
+    models = models_of(spec, SERVERS[server])
     own = parse(Configuration, {"drafter": CHAIN}, "test")
     with pytest.raises(UserError, match=r"cannot load .*EAGLE-1"):
         exported(server, models, own)

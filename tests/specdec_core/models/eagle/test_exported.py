@@ -13,6 +13,7 @@ from specdec_core.models.eagle.loading import load_head, names_head, read_card, 
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.table import SERVERS
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     LAYERS,
@@ -67,7 +68,7 @@ def test_an_export_says_why_a_head_has_no_place(tiny_pair, tmp_path):
     card = CARD.model_copy(update={"target_fingerprint": None})
     save_head(head_of(tiny_pair, feature_layers=(0, 2)), tmp_path / "head", card)
     spec = tiny_pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
-    draft = models_of(spec, "speculators").drafts["head"]
+    draft = models_of(spec, SERVERS["vllm"]).drafts["head"]
     assert draft.kind == "other"
     assert "reads what the target's output layer reads" in (draft.refused or "")
 

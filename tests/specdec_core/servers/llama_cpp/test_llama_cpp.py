@@ -158,7 +158,7 @@ def test_a_server_that_cannot_use_its_draft_is_not_ready(tmp_path, with_program)
 
 @built
 def test_every_way_to_draft_writes_what_this_engine_writes(pair, tmp_path):
-    models = models_of(pair.spec, LLAMA_CPP.heads, dtype=torch.float32, gguf=True)
+    models = models_of(pair.spec, LLAMA_CPP, dtype=torch.float32)
     modes = [Mode("plain", {}), *LLAMA_CPP.compared(DRAFTERS, models)]
     assert len(modes) == 1 + len(DRAFTERS)
     expected = answers_here(pair)
