@@ -68,26 +68,18 @@ def fetch(
     """Copy a certified version's certificates, for this engine and for servers, into the workspace,
     unless that has a certificate for the weights that are here."""
     for tag, value in version.tags.items():
-        name, _, server = tag.partition(".")
-        if name == CERTIFIED and value == "true":
-            _fetch(client, version, pair, configuration, server or None)
-
-
-def _fetch(
-    client: MlflowClient,
-    version: ModelVersion,
-    pair: PairSpec,
-    configuration: Configuration,
-    server: str | None,
-) -> None:
-    try:
-        if find_certificate(pair, configuration, server) is not None:
-            return
-    except UserError:  # a broken file, or no weights yet to hold it against: its reader says that
-        return
-    with TemporaryDirectory() as scratch:
-        file = artifact(client, version, _artifact(server), scratch)
-        write_atomically(certificate_path(pair, configuration, server), file.read_text())
+        name, _, key = tag.partition(".")
+        server = key or None
+        if name != CERTIFIED or value != "true":
+            continue
+        try:
+            if find_certificate(pair, configuration, server) is not None:
+                continue
+        except UserError:  # a broken file, or no weights yet to hold it against: its reader says so
+            continue
+        with TemporaryDirectory() as scratch:
+            file = artifact(client, version, _artifact(server), scratch)
+            write_atomically(certificate_path(pair, configuration, server), file.read_text())
 
 
 def _artifact(server: str | None) -> str:
