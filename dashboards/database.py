@@ -72,7 +72,7 @@ def prepare(uri: str) -> None:
     try:
         if file is not None and missing(file):
             _make(file)
-        seen = within(SECONDS, lambda: _look(uri))
+        seen = in_background(lambda: _look(uri)).result(SECONDS)
     except ModuleNotFoundError as error:
         package = _DRIVERS.get(error.name or "", error.name)
         raise UserError(f"{where}: its driver is not installed: pip install {package}") from None
@@ -150,14 +150,9 @@ def in_shell(uri: str) -> str:
     return shlex.quote(uri) if without_passwords(uri) == uri else '"$MLFLOW_TRACKING_URI"'
 
 
-def within(seconds: float | None, call: Callable[[], Answer]) -> Answer:
-    """What `call` returns or raises. Raises :class:`TimeoutError` where that takes longer: some
-    drivers have no limit."""
-    return in_background(call).result(seconds)
-
-
 def in_background(call: Callable[[], Answer]) -> Future[Answer]:
-    """The coming result of `call`. The process may end before it has come."""
+    """The coming result of `call`, for which a limit can be set: some drivers have none. The
+    process may end before it has come."""
     answer: Future[Answer] = Future()
 
     def work() -> None:

@@ -20,7 +20,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from dashboards.database import SECONDS, is_database, missing, prepare, sqlite_file, within
+from dashboards.database import SECONDS, in_background, is_database, missing, prepare, sqlite_file
 from dashboards.relocation import FOLDER, artifacts_of, relocate
 from dashboards.views import present
 from specdec_core.base.errors import UserError
@@ -74,7 +74,7 @@ def connect(patient: bool = False) -> MlflowClient:
             client = MlflowClient(uri)
             # A database has answered, and takes its time for the tables of a new store.
             limit = None if is_database(uri) else SECONDS
-            within(limit, lambda: client.search_experiments(max_results=1))
+            in_background(lambda: client.search_experiments(max_results=1)).result(limit)
     except (MlflowException, SQLAlchemyError, TimeoutError) as error:
         if not (patient and unreachable(error)):
             reason = str(error).strip().splitlines() or [f"no answer in {SECONDS:g} seconds"]

@@ -33,31 +33,21 @@ def needs_room(what: object, any_file: bool = False) -> Iterator[None]:
     the error. With `any_file` the error names the file that has no room, whichever it is."""
     try:
         yield
-    except NoRoom:
-        raise
     except Exception as error:
-        full = no_room(error, what, any_file)
-        if full is None:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, NoRoom):
+            number = cause.errno if isinstance(cause, OSError) else None
+            if number in _FULL or _SQLITE_FULL in str(cause):
+                reason = os.strerror(number or errno.ENOSPC).lower()
+                file = cause.filename if any_file and isinstance(cause, OSError) else None
+                raise NoRoom(
+                    f"{file or what}: cannot be written, {reason}; make room and give the same"
+                    " command, which goes on from what is finished"
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or cause is error:
             raise
-        raise full from error
-
-
-def no_room(error: BaseException, what: object, any_file: bool = False) -> NoRoom | None:
-    """The error for a disk that was too full for `what`, if `error` comes from one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, NoRoom):
-            return cause
-        number = cause.errno if isinstance(cause, OSError) else None
-        if number in _FULL or _SQLITE_FULL in str(cause):
-            reason = os.strerror(number or errno.ENOSPC).lower()
-            file = cause.filename if any_file and isinstance(cause, OSError) else None
-            return NoRoom(
-                f"{file or what}: cannot be written, {reason}; make room and give the same command,"
-                " which goes on from what is finished"
-            )
-        cause = cause.__cause__ or cause.__context__
-    return None
+        raise cause from error
 
 
 @contextmanager

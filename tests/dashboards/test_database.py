@@ -14,7 +14,7 @@ import optuna
 import pytest
 
 from dashboards import store
-from dashboards.database import prepare, within
+from dashboards.database import in_background, prepare
 from dashboards.store import connect, experiment_id_of, no_store
 from dashboards.tracking.registry import load_champion
 from jobs.console import console, print_runs_page
@@ -162,7 +162,7 @@ def test_a_server_that_does_not_answer_is_one_line_in_bounded_time(silent, monke
         connect()
     connect(patient=True)
     with pytest.raises(TimeoutError):
-        within(0.1, lambda: time.sleep(60))
+        in_background(lambda: time.sleep(60)).result(0.1)
 
 
 def test_a_password_is_not_in_the_error_of_a_server_that_is_away(monkeypatch):
