@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import mlflow.store.db_migrations
 from alembic.migration import MigrationContext
@@ -30,12 +30,6 @@ Answer = TypeVar("Answer")
 
 SECONDS = 30.0  # that a store may take to answer: longer than two more tries over HTTP
 _DRIVERS = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
-
-
-class _Seen(NamedTuple):
-    tables: frozenset[str]
-    revision: str | None  # of its schema; None where no migration has ended
-    used: bool  # it holds runs or registered models
 
 
 def is_database(uri: str) -> bool:
@@ -72,7 +66,7 @@ def prepare(uri: str) -> None:
     try:
         if file is not None and missing(file):
             _make(file)
-        seen = in_background(lambda: _look(uri)).result(SECONDS)
+        fault = in_background(lambda: _fault(uri, another)).result(SECONDS)
     except ModuleNotFoundError as error:
         package = _DRIVERS.get(error.name or "", error.name)
         raise UserError(f"{where}: its driver is not installed: pip install {package}") from None
@@ -87,7 +81,7 @@ def prepare(uri: str) -> None:
         broken = file is not None and ("malformed" in reason or "not a database" in reason)
         advice = f"; restore a copy of it, or {another}" if broken else ""
         raise UserError(f"{where}: cannot be used: {reason}{advice}") from error
-    if fault := _fault(seen, uri, another):
+    if fault is not None:
         raise UserError(f"{where}: {fault}")
 
 
@@ -102,7 +96,8 @@ def _make(file: Path) -> None:
             MlflowClient(sqlite_uri(temporary)).search_experiments(max_results=1)
 
 
-def _look(uri: str) -> _Seen:
+def _fault(uri: str, another: str) -> str | None:
+    """What is wrong with the database, if anything, and what to do; `another` is to use another."""
     # Writers of a SQLite file may take seconds.
     waiting = {"timeout": 20} if uri.startswith("sqlite") else {}
     engine = create_engine(uri, poolclass=NullPool, connect_args=waiting)
@@ -114,33 +109,29 @@ def _look(uri: str) -> _Seen:
             if name in tables
         )
         revision = MigrationContext.configure(connection).get_current_revision()
-        return _Seen(tables, revision, any(filled))
-
-
-def _fault(seen: _Seen, uri: str, another: str) -> str | None:
-    """What is wrong with the database, if anything, and what to do; `another` is to use another."""
+        used = any(filled)
     scripts = ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent))
-    if seen.revision == scripts.get_current_head():
+    if revision == scripts.get_current_head():
         return None
-    if not seen.tables and sqlite_file(uri) is None:
+    if not tables and sqlite_file(uri) is None:
         return None  # a server's, which MLflow fills
     try:
-        known = seen.revision is None or scripts.get_revision(seen.revision) is not None
+        known = revision is None or scripts.get_revision(revision) is not None
     except CommandError:
         known = False
-    if seen.tables and "experiments" not in seen.tables:
+    if tables and "experiments" not in tables:
         return f"holds other tables than MLflow's; {another}"
     if not known:
         return (
-            f"a newer MLflow than {mlflow.__version__} wrote it (schema {seen.revision}); use that"
+            f"a newer MLflow than {mlflow.__version__} wrote it (schema {revision}); use that"
             f" one, or {another}"
         )
-    if not seen.used:
+    if not used:
         return f"its making was interrupted, and it holds no runs; {another}"
-    if any(name.startswith("_alembic_tmp") for name in seen.tables):
+    if any(name.startswith("_alembic_tmp") for name in tables):
         return f"an upgrade of it was interrupted; restore a copy of it, or {another}"
     return (
-        f"an earlier MLflow wrote it (schema {seen.revision}); keep a copy of it, then run"
+        f"an earlier MLflow wrote it (schema {revision}); keep a copy of it, then run"
         f" `mlflow db upgrade {in_shell(uri)}`"
     )
 

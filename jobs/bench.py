@@ -181,10 +181,9 @@ def measuring(
     from jobs.bench_exported import our_modes
     from specdec_core.base.environment import environment
     from specdec_core.evidence.parts import Parts, described
-    from specdec_core.prompts.prompt_sets import PromptSet
 
     facts, modes = environment(), our_modes(plan, pair)
-    asked = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
+    asked = plan.prompts.described(prompts)
     told = [dict(mode.settings) for own in modes.values() for mode in own]
     what = described(name, plan, plan.weights(pair), asked, told, facts, **more)
     with interruptible(), Parts.open(folder.parent, what, kind, fresh) as parts:

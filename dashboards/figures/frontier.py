@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,15 +16,7 @@ CROWD = 10  # groups; with more, only the groups of the champion's draft are sho
 MOST = 150  # trials that are drawn behind the fronts, evenly spread over their ranking
 
 Group = tuple[str, str | None]  # family and draft
-
-
-class FrontierView(NamedTuple):
-    """The ranges of the axes."""
-
-    left: float
-    right: float
-    low: float
-    high: float
+Range = tuple[float, float]  # of an axis
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
@@ -49,7 +40,7 @@ def frontier(result: SweepResult) -> go.Figure:
     leading = (draft_of(result, best) if best else None) or next(iter(drafts), None)
     groups = _groups(result, leading)
     hidden = set(drafts) - {leading} if len(groups) > CROWD else set()
-    view = _view(result, [t for t in trials if draft_of(result, t) not in hidden])
+    xs, ys = _ranges(result, [t for t in trials if draft_of(result, t) not in hidden])
     fronts = {group: pareto(members) for group, members in groups.items()}
     on_front = {trial.id for front in fronts.values() for trial in front}
     behind = [trial for trial in trials if trial.id not in on_front]
@@ -59,7 +50,7 @@ def frontier(result: SweepResult) -> go.Figure:
     subtitle = _subtitle(len(trials), len(behind) - len(drawn))
     fig = base_figure(_title(result, best), subtitle, height)
     if leading is not None:
-        fig.add_trace(_equal_latency(result.profile, leading, view))
+        fig.add_trace(_equal_latency(result.profile, leading, xs, ys))
     for (kind, draft), members in groups.items():
         look, second = style(kind), draft not in (leading, None)
         name = f"{look.name} · {draft}" if draft and len(drafts) > 1 else look.name
@@ -100,8 +91,8 @@ def frontier(result: SweepResult) -> go.Figure:
             showarrow=True, arrowcolor=MUTED, arrowwidth=1.2, arrowhead=2, standoff=7,
             bgcolor=PAPER, ax=36, ay=44,
         )  # fmt: skip
-    fig.update_xaxes(title_text="discard rate  N_discarded / N", range=[view.left, view.right])
-    fig.update_yaxes(title_text="verification rate  N_target / N", range=[view.low, view.high])
+    fig.update_xaxes(title_text="discard rate  N_discarded / N", range=xs)
+    fig.update_yaxes(title_text="verification rate  N_target / N", range=ys)
     return fig
 
 
@@ -119,14 +110,13 @@ def _groups(result: SweepResult, leading: str | None) -> dict[Group, list[Trial]
     return {group: members[group] for group in order}
 
 
-def _view(result: SweepResult, trials: Sequence[Trial]) -> FrontierView:
-    """Axis ranges that hold every point and leave room below for the champion's label."""
+def _ranges(result: SweepResult, trials: Sequence[Trial]) -> tuple[Range, Range]:
+    """Ranges of both axes that hold every point and leave room below for the champion's label."""
     x = [_rates(t)[0] for t in trials] or [1.0]
     y = [_rates(t)[1] for t in trials] + [o.verification_rate for o in result.oracles] or [0.0, 1.0]
     width, height = max(max(x), 0.1), max(max(y) - min(y), 0.05)
-    return FrontierView(
-        -0.03 * width, 1.05 * width, max(0.0, min(y) - 0.16 * height), max(y) + 0.06 * height
-    )
+    low, high = max(0.0, min(y) - 0.16 * height), max(y) + 0.06 * height
+    return (-0.03 * width, 1.05 * width), (low, high)
 
 
 def _title(result: SweepResult, best: Trial | None) -> str:
@@ -163,9 +153,9 @@ def chain_speedup(
     return profile.autoregressive_seconds(1) / seconds
 
 
-def _equal_latency(profile: Profile, draft: str, view: FrontierView) -> go.Contour:
+def _equal_latency(profile: Profile, draft: str, xs: Range, ys: Range) -> go.Contour:
     """Lines of equal speedup of the draft's chains, labelled."""
-    x, y = np.linspace(view.left, view.right, 40), np.linspace(view.low, view.high, 40)
+    x, y = np.linspace(*xs, 40), np.linspace(*ys, 40)
     return go.Contour(
         x=x, y=y, z=chain_speedup(profile, draft, *np.meshgrid(x, y)), name="equal latency",
         contours={

@@ -117,11 +117,6 @@ class Configuration(Value):
         return self.model_copy(update={"drafter": _changed(self.drafter, None, at_cost)})
 
     @property
-    def greedily(self) -> Configuration:
-        """The configuration under greedy decoding."""
-        return self.model_copy(update={"sampling": Sampling()})
-
-    @property
     def states(self) -> tuple[str, ...]:
         """The names or files of the saved states that it starts from."""
         return tuple(name for part in self.parts for name in part.states)

@@ -42,16 +42,13 @@ class Conversation:
         template writes the special tokens itself, so none are added to what it wrote."""
         if self.prompt.template is None:
             return tuple(self.tokenizer(self.prompt.text)["input_ids"])
-        text = self._rendered(answers) if answers else self.prompt.text
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _rendered(self, answers: Sequence[str]) -> str:
-        assert self.prompt.template is not None
-        messages = [*self.prompt.opening]
+        text, messages = self.prompt.text, [*self.prompt.opening]
         for answer, question in zip(answers, self.prompt.turns[1:], strict=False):
             messages += [Message("assistant", answer), Message("user", question)]
-        where = f"prompt {self.prompt.id}"
-        return render(messages, self.prompt.template, self.tokenizer, where)
+        if answers:
+            where = f"prompt {self.prompt.id}"
+            text = render(messages, self.prompt.template, self.tokenizer, where)
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def answer(self, tokens: Sequence[int]) -> str:
         """The text of an answer as Spec-Bench keeps it: without special tokens and outer blanks."""

@@ -151,7 +151,9 @@ def _read_source(source: str, tokenizer: Any) -> Iterator[Prompt]:
     if _exists(source) or source.endswith((".jsonl", ".json", ".parquet")):
         return _read_records(_path_records(Path(source)), _name_of(source))
     if source.count("/") == 1:
-        return _read_records(_hub_records(source), source)
+        from specdec_core.prompts.shards import shard_records  # Arrow takes a moment to import
+
+        return _read_records(shard_records(_download(source), source), source)
     raise UserError(f"{source}: no such file; prompts are {_SOURCES}")
 
 
@@ -279,15 +281,9 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"{path}: cannot be read, {reason}") from None
 
 
-def _hub_records(dataset: str) -> Iterator[tuple[str, Any]]:
-    """Rows of a hub data set, from the Parquet copy that the hub keeps of every data set, as
-    `<configuration>/<split>/0000.parquet`; of a large set that is the first part."""
-    from specdec_core.prompts.shards import shard_records
-
-    return shard_records(_download(dataset), dataset)
-
-
 def _download(dataset: str) -> Path:
+    """The Parquet copy that the hub keeps of every data set, as
+    `<configuration>/<split>/0000.parquet`; of a large set that is the first part."""
     from huggingface_hub import snapshot_download
 
     known = HUB_SETS.get(dataset)

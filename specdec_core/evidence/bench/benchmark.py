@@ -120,7 +120,8 @@ class BenchPlan(Value):
         return pair.fingerprints | trained_digests([*self.configurations(), *self.plugged_in()])
 
     def _checked(self, configurations: Sequence[Configuration], source: str) -> list[Configuration]:
-        greedy = dict.fromkeys(configuration.greedily for configuration in configurations)
+        greedily = {"sampling": Sampling()}
+        greedy = dict.fromkeys(each.model_copy(update=greedily) for each in configurations)
         for configuration in greedy:
             if not configuration.lossless:
                 raise UserError(
