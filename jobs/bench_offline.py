@@ -7,37 +7,8 @@ from typing import Annotated
 
 from typer import Option
 
-from jobs.bench import (
-    NO_PEERS,
-    BenchRepeats,
-    Configs,
-    Graphs,
-    MeasureAgain,
-    Only,
-    Rows,
-    Threads,
-    deliver,
-    end,
-    loaded,
-    measuring,
-    merged,
-    plan_options,
-    result_folder,
-)
+from jobs import bench, options
 from jobs.console import console, run, typed
-from jobs.options import (
-    Drafts,
-    DType,
-    MaxLength,
-    MaybeChatTemplate,
-    MaybeLimit,
-    MaybePrompts,
-    MaybeTokens,
-    Name,
-    Placed,
-    Target,
-    given,
-)
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
 
@@ -46,16 +17,16 @@ QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
 
 
 def main(
-    config: Configs = None,
-    rows: Rows = None,
-    target: Target = None,
-    draft: Drafts = None,
-    prompts: MaybePrompts = None,
-    chat_template: MaybeChatTemplate = None,
-    limit: MaybeLimit = None,
-    max_new_tokens: MaybeTokens = None,
-    max_length: MaxLength = None,
-    repeats: BenchRepeats = None,
+    config: bench.Configs = None,
+    rows: bench.Rows = None,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    prompts: options.MaybePrompts = None,
+    chat_template: options.MaybeChatTemplate = None,
+    limit: options.MaybeLimit = None,
+    max_new_tokens: options.MaybeTokens = None,
+    max_length: options.MaxLength = None,
+    repeats: bench.BenchRepeats = None,
     temperature: Annotated[
         list[float] | None, Option(help="0 is greedy; repeatable, each is a race.")
     ] = None,
@@ -63,16 +34,16 @@ def main(
         list[str] | None,
         Option(help="transformers, vllm or none; repeatable; unset, all that are installed."),
     ] = None,
-    compile: Graphs = None,
-    threads: Threads = None,
-    dtype: DType = None,
-    only: Only = None,
-    cluster: Placed = None,
+    compile: bench.Graphs = None,
+    threads: bench.Threads = None,
+    dtype: options.DType = None,
+    only: bench.Only = None,
+    cluster: options.Placed = None,
     quick: Annotated[
         bool, Option("--quick", help="A first look: 4 prompts, 32 new tokens, once.")
     ] = False,
-    name: Name = None,
-    fresh: MeasureAgain = False,
+    name: options.Name = None,
+    fresh: bench.MeasureAgain = False,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, interleaved. Report the
     speedups, whether each writes what the target model alone would write, and where this engine's
@@ -80,22 +51,22 @@ def main(
     otherwise idle machine. With --cluster this engine is timed alone, on these devices."""
     placement = None
     if cluster is not None:
-        if set(peers or ()) - {NO_PEERS}:
+        if set(peers or ()) - {bench.NO_PEERS}:
             raise UserError("--cluster has the devices of this engine's models, not of --peers")
-        placement, peers = Placement.load(cluster), [NO_PEERS]
-    options = plan_options(locals(), servers=False, temperatures=temperature or None)
+        placement, peers = Placement.load(cluster), [bench.NO_PEERS]
+    asked_for = bench.plan_options(locals(), servers=False, temperatures=temperature or None)
     # torch and transformers take seconds to import.
     from dashboards.progress import RaceProgress
     from dashboards.reports.bench import report
     from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers, run_bench
     from specdec_core.evidence.bench.result import Take
 
-    plan = BenchPlan.load(rows or ROWS, **merged(QUICK if quick else {}, options))
-    folder = result_folder(name, plan)
-    devices = given(devices=placement and placement.model_dump(mode="json"))
+    plan = BenchPlan.load(rows or ROWS, **bench.merged(QUICK if quick else {}, asked_for))
+    folder = bench.result_folder(name, plan)
+    devices = options.given(devices=placement and placement.model_dump(mode="json"))
     with (
-        loaded(plan, plan.prompts.limit, placement) as (pair, asked),
-        measuring(plan, folder, pair, asked, name, Take, fresh, **devices) as under_way,
+        bench.loaded(plan, plan.prompts.limit, placement) as (pair, asked),
+        bench.measuring(plan, folder, pair, asked, name, Take, fresh, **devices) as under_way,
     ):
         pair, modes = under_way.pair, under_way.our_modes
         with (
@@ -104,8 +75,8 @@ def main(
         ):
             command, parts = typed("bench offline"), under_way.parts
             result = run_bench(plan, asked, pair, others, folder.name, command, progress, parts)
-        deliver(result, report(result), asked, folder)
-    end(len(result.unequal()))
+        bench.deliver(result, report(result), asked, folder)
+    bench.end(len(result.unequal()))
 
 
 if __name__ == "__main__":

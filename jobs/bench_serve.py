@@ -11,38 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.bench import (
-    BenchRepeats,
-    BenchRun,
-    Configs,
-    Graphs,
-    MeasureAgain,
-    Only,
-    Rows,
-    Threads,
-    deliver,
-    end,
-    loaded,
-    measuring,
-    merged,
-    plan_options,
-    result_folder,
-)
+from jobs import bench, options
 from jobs.console import console, run, typed
-from jobs.options import (
-    Drafts,
-    DType,
-    MaxLength,
-    MaybeChatTemplate,
-    MaybeLimit,
-    MaybePrompts,
-    MaybeTokens,
-    Name,
-    Target,
-    given,
-    numbers,
-    sizes,
-)
 from specdec_core.base.errors import UserError
 from specdec_core.search.load.workload import Slo
 
@@ -90,24 +60,24 @@ def main(
             " a rate.",
         ),
     ] = None,
-    config: Configs = None,
-    rows: Rows = None,
-    target: Target = None,
-    draft: Drafts = None,
-    prompts: MaybePrompts = None,
-    chat_template: MaybeChatTemplate = None,
-    limit: MaybeLimit = None,
-    max_new_tokens: MaybeTokens = None,
-    max_length: MaxLength = None,
-    repeats: BenchRepeats = None,
+    config: bench.Configs = None,
+    rows: bench.Rows = None,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    prompts: options.MaybePrompts = None,
+    chat_template: options.MaybeChatTemplate = None,
+    limit: options.MaybeLimit = None,
+    max_new_tokens: options.MaybeTokens = None,
+    max_length: options.MaxLength = None,
+    repeats: bench.BenchRepeats = None,
     peers: Annotated[
         list[str] | None,
         Option(help="vllm, llama_cpp or none; repeatable; unset, those that are installed."),
     ] = None,
-    compile: Graphs = None,
-    threads: Threads = None,
-    dtype: DType = None,
-    only: Only = None,
+    compile: bench.Graphs = None,
+    threads: bench.Threads = None,
+    dtype: options.DType = None,
+    only: bench.Only = None,
     quick: Annotated[
         bool,
         Option(
@@ -116,14 +86,14 @@ def main(
             " once.",
         ),
     ] = False,
-    name: Name = None,
-    fresh: MeasureAgain = False,
+    name: options.Name = None,
+    fresh: bench.MeasureAgain = False,
 ) -> None:
     """Send the same requests to this engine's server and to vLLM's, one server after the other, and
     compare throughput, TTFT and time per output token at each load. Interrupted, the same command
     resumes with the server that it was at. Run it on an otherwise idle machine."""
     load_options = _load_options(clients, rate, slo, seed, requests, slots)
-    options = plan_options(locals(), servers=True, **load_options)
+    asked_for = bench.plan_options(locals(), servers=True, **load_options)
     # torch takes seconds to import.
     from cluster.load_comparison import compare_servers
     from cluster.serving.cores import Cores
@@ -133,16 +103,16 @@ def main(
     from specdec_core.evidence.load.requests import LoadRecord
     from specdec_core.evidence.load.result import LoadResult
 
-    plan = LoadPlan.load(rows or ROWS, **merged(QUICK if quick else {}, options))
+    plan = LoadPlan.load(rows or ROWS, **bench.merged(QUICK if quick else {}, asked_for))
     started = datetime.now(UTC)
-    folder = result_folder(name, plan)
+    folder = bench.result_folder(name, plan)
     plan.check()
     cores = Cores.divide(plan.pair.runner.threads)
     limit = min(plan.prompts.limit or plan.needed, plan.needed)
     with (
         TemporaryDirectory() as scratch,
-        loaded(plan, limit) as (pair, asked),
-        measuring(
+        bench.loaded(plan, limit) as (pair, asked),
+        bench.measuring(
             plan, folder, pair, asked, name, LoadRecord, fresh, cores=cores.sentence
         ) as under_way,
     ):
@@ -169,8 +139,8 @@ def main(
             notes=notes,
             environment=under_way.facts,
         )
-        deliver(result, report(result), asked, folder)
-    end(len(result.unequal()))
+        bench.deliver(result, report(result), asked, folder)
+    bench.end(len(result.unequal()))
 
 
 def _load_options(
@@ -186,20 +156,20 @@ def _load_options(
         raise UserError("--clients or --rate says the load, as --clients 1,4,8: give one")
     if seed is not None and rate is None:
         raise UserError("--seed needs --rate: with --clients nothing comes at random")
-    rates = numbers(rate, "--rate", float) if rate is not None else ()
+    rates = options.numbers(rate, "--rate", float) if rate is not None else ()
     if not all(0 < value < float("inf") for value in rates):
         raise UserError(f"--rate {rate}: expected requests a second as 2,4.5")
     objective = Slo.read(slo, "--slo").model_dump(exclude_none=True) if slo is not None else None
     return {
-        "clients": sizes(clients, "--clients") if clients is not None else (),
+        "clients": options.sizes(clients, "--clients") if clients is not None else (),
         "rates": rates,
-        **given(slo=objective, seed=seed, requests=requests, slots=slots),
+        **options.given(slo=objective, seed=seed, requests=requests, slots=slots),
     }
 
 
 def _contestants(
     plan: LoadPlan,
-    under_way: BenchRun,
+    under_way: bench.BenchRun,
     cores: Cores,
     scratch: Path,
     explicit: bool,

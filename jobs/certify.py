@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from jobs import options
 from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
-from jobs.options import (
-    ChatTemplate,
-    Config,
-    MaxLength,
-    MaybeLimit,
-    MaybeTokens,
-    Placed,
-    Prompts,
-    ServerModel,
-    chosen_pair,
-    given,
-)
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Placement, RunnerSettings, parse
 from specdec_core.prompts.chat import AUTO
@@ -37,16 +26,16 @@ QUICK = {"limit": 8, "max_new_tokens": 32, "texts": 2, "timed": 4, "repeats": 2}
 
 
 def main(
-    config: Config = None,
-    prompts: Prompts = "bundled:held_out",
-    chat_template: ChatTemplate = AUTO,
-    limit: MaybeLimit = None,
-    max_new_tokens: MaybeTokens = None,
-    max_length: MaxLength = None,
+    config: options.Config = None,
+    prompts: options.Prompts = "bundled:held_out",
+    chat_template: options.ChatTemplate = AUTO,
+    limit: options.MaybeLimit = None,
+    max_new_tokens: options.MaybeTokens = None,
+    max_length: options.MaxLength = None,
     quick: Annotated[
         bool, Option("--quick", help="Fewer and shorter texts: only large faults are found.")
     ] = False,
-    cluster: Placed = None,
+    cluster: options.Placed = None,
     engine: Annotated[
         str | None,
         Option(help="Start this server, as vllm, with and without speculation, and check that."),
@@ -55,7 +44,7 @@ def main(
         str | None,
         Option(help="Check the running server at this URL (OpenAI's protocol), with speculation."),
     ] = None,
-    server_model: ServerModel = None,
+    server_model: options.ServerModel = None,
     against: Annotated[
         str | None,
         Option(
@@ -80,7 +69,7 @@ def main(
     speculation; only its speed is not. In another type than float32, greedy texts may differ where
     two tokens are nearly equally likely."""
     choice, source, _ = choose(config, engine)
-    pair_spec = chosen_pair(choice.pair, None, None, max_length)
+    pair_spec = options.chosen_pair(choice.pair, None, None, max_length)
     configuration = choice.configuration
     elsewhere = _elsewhere(configuration, engine, server, server_model, against, dtype, cluster)
     if dtype is not None:
@@ -93,8 +82,11 @@ def main(
     if elsewhere and configuration.asynchronous:
         raise UserError(f"{configuration.label} drafts on a device of its own, not in a server")
     print_configuration(configuration, source)
-    options = {**(QUICK if quick else FULL), **given(limit=limit, max_new_tokens=max_new_tokens)}
-    count = options.pop("limit")
+    counts = {
+        **(QUICK if quick else FULL),
+        **options.given(limit=limit, max_new_tokens=max_new_tokens),
+    }
+    count = counts.pop("limit")
 
     # torch and MLflow take seconds to import.
     from dashboards.outputs.console import show
@@ -108,7 +100,7 @@ def main(
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 
-    extent = Extent(**options)
+    extent = Extent(**counts)
     tokenizer = check_pair(pair_spec, served=elsewhere is not None)
     loaded = load_prompts(prompts, count, tokenizer, chat_template)
     certified = None
@@ -138,7 +130,7 @@ def main(
         ),
         configuration=configuration,
         prompts=PromptSet.of(prompts, loaded, chat_template),
-        max_new_tokens=options["max_new_tokens"],
+        max_new_tokens=counts["max_new_tokens"],
         checks=checks,
         issued=datetime.now(UTC),
         environment=environment(),

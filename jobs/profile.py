@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from jobs import options
 from jobs.console import console, point, run
-from jobs.options import (
-    Drafts,
-    MaxLength,
-    Placed,
-    SweepFile,
-    Target,
-    chosen_pair,
-    given,
-    sizes,
-)
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -32,9 +23,9 @@ POOR_FIT = 0.9
 
 
 def main(
-    target: Target = None,
-    draft: Drafts = None,
-    config: SweepFile = None,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    config: options.SweepFile = None,
     engine: Annotated[
         Literal["specdec", "vllm", "llama_cpp"],
         Option(
@@ -50,9 +41,9 @@ def main(
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
     contexts: Annotated[str | None, Option(help="Cached tokens, as 64,256.")] = None,
     batches: Annotated[str | None, Option(help="Rows a forward, as 1,4.")] = None,
-    max_length: MaxLength = None,
+    max_length: options.MaxLength = None,
     repeats: Annotated[int | None, Option(min=1, help="Times each forward is measured.")] = None,
-    cluster: Placed = None,
+    cluster: options.Placed = None,
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
     the times, and write the fit as JSON. With another engine, whole steps are timed, which verify
@@ -70,10 +61,12 @@ def main(
 
         plan = load_plan(config)
         spec, settings = plan.pair, plan.profile.model_dump(exclude_none=True)
-    spec = chosen_pair(spec, target, draft, max_length)
+    spec = options.chosen_pair(spec, target, draft, max_length)
     lists = {"widths": widths, "contexts": contexts, "batches": batches}
-    settings |= {name: sizes(text, f"--{name}") for name, text in given(**lists).items()}
-    settings |= given(repeats=repeats)
+    settings |= {
+        name: options.sizes(text, f"--{name}") for name, text in options.given(**lists).items()
+    }
+    settings |= options.given(repeats=repeats)
     every_draft = [Configuration(drafter=DraftModelSettings(draft=name)) for name in spec.drafts]
 
     # Ray, torch and transformers take seconds to import.

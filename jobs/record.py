@@ -8,23 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from jobs import options
 from jobs.console import console, interruptible, point, program, run
-from jobs.options import (
-    Compile,
-    Drafts,
-    MaxLength,
-    MaybeChatTemplate,
-    MaybeLimit,
-    MaybePrompts,
-    Name,
-    Placed,
-    ProfileFile,
-    ServerModel,
-    SweepFile,
-    Target,
-    chosen_pair,
-    given,
-)
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Placement, Sampling, parse
@@ -36,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def main(
-    target: Target = None,
-    draft: Drafts = None,
-    config: SweepFile = None,
-    prompts: MaybePrompts = None,
-    chat_template: MaybeChatTemplate = None,
-    limit: MaybeLimit = None,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    config: options.SweepFile = None,
+    prompts: options.MaybePrompts = None,
+    chat_template: options.MaybeChatTemplate = None,
+    limit: options.MaybeLimit = None,
     max_new_tokens: Annotated[
         int | None,
         Option(min=1, help="New tokens for each prompt; unset, as in the file, or 128."),
     ] = None,
-    max_length: MaxLength = None,
-    compile: Compile = None,
+    max_length: options.MaxLength = None,
+    compile: options.Compile = None,
     temperature: Annotated[float | None, Option(help="0 is greedy.")] = None,
     top_k: Annotated[
         int | None, Option(help="Sample from the k likeliest tokens; 0, from all.")
@@ -70,7 +55,7 @@ def main(
     continuations: Annotated[
         bool, Option(help="Record what is drafted after a disagreement; replay needs it.")
     ] = True,
-    name: Name = None,
+    name: options.Name = None,
     out: Annotated[
         Path | None, Option(help="The folder itself; unset, traces/<name> in the workspace.")
     ] = None,
@@ -81,11 +66,11 @@ def main(
             " target's tokenizer and configuration are needed here, its weights are not."
         ),
     ] = None,
-    server_model: ServerModel = None,
+    server_model: options.ServerModel = None,
     clients: Annotated[
         int | None, Option(min=1, help="With --server: prompts sent at a time; unset, 16.")
     ] = None,
-    cluster: Placed = None,
+    cluster: options.Placed = None,
     from_vllm: Annotated[
         list[Path] | None,
         Option(
@@ -94,7 +79,7 @@ def main(
             " other lengths are expected to give; needs no weights."
         ),
     ] = None,
-    profile: ProfileFile = None,
+    profile: options.ProfileFile = None,
 ) -> None:
     """Run a pair over prompts once and record, at every position, what its drafts would do.
 
@@ -110,7 +95,7 @@ def main(
         return
     if profile is not None:
         raise UserError("--profile goes with --from-vllm: a recording has no times")
-    address = given(model=server_model, clients=clients)
+    address = options.given(model=server_model, clients=clients)
     if address and server is None:
         raise UserError("--server-model and --clients go with --server")
     if server is not None and cluster is not None:
@@ -122,16 +107,16 @@ def main(
 
     plan = None if config is None else load_plan(config)
     base = plan or RecordingPlan()
-    changes = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
+    changes = options.given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
     sampling = parse(Sampling, base.sampling.model_dump() | changes, "sampling")
-    source = given(source=prompts, limit=limit, chat_template=chat_template)
+    source = options.given(source=prompts, limit=limit, chat_template=chat_template)
     values = {
-        "pair": chosen_pair(base.pair, target, draft, max_length, compile).model_dump(),
+        "pair": options.chosen_pair(base.pair, target, draft, max_length, compile).model_dump(),
         "prompts": base.prompts.model_dump() | source,
         "sampling": sampling.model_dump(),
         "continuations": continuations,
         "max_new_tokens": max_new_tokens or base.max_new_tokens,
-        **given(max_draft=max_draft, mixing=mixing),
+        **options.given(max_draft=max_draft, mixing=mixing),
     }
     running = ServerAddress(url=server, **address) if server is not None else None
     placement = None if cluster is None else Placement.load(cluster)

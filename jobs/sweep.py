@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from jobs import options
 from jobs.console import (
     console,
     interruptible,
@@ -16,22 +17,6 @@ from jobs.console import (
     run,
     serve_command,
     typed,
-)
-from jobs.options import (
-    Compile,
-    Drafts,
-    Fresh,
-    MaxLength,
-    MaybeChatTemplate,
-    MaybePrompts,
-    MaybeTokens,
-    Name,
-    Placed,
-    Target,
-    Traces,
-    given,
-    pair_changes,
-    sizes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -52,16 +37,16 @@ def main(
         Path | None,
         Option(help="Sweep file; unset, jobs/sweeps/quick.yaml, or servers.yaml with --engine."),
     ] = None,
-    target: Target = None,
-    draft: Drafts = None,
-    prompts: MaybePrompts = None,
-    chat_template: MaybeChatTemplate = None,
-    max_new_tokens: MaybeTokens = None,
-    max_length: MaxLength = None,
-    compile: Compile = None,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    prompts: options.MaybePrompts = None,
+    chat_template: options.MaybeChatTemplate = None,
+    max_new_tokens: options.MaybeTokens = None,
+    max_length: options.MaxLength = None,
+    compile: options.Compile = None,
     limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
-    traces: Traces = None,
+    traces: options.Traces = None,
     no_replay: Annotated[
         bool, Option("--no-replay", help="Decode with every configuration.")
     ] = False,
@@ -69,7 +54,7 @@ def main(
         Path | None,
         Option(help="Forward times of another machine (YAML) to rank for; nothing is timed."),
     ] = None,
-    cluster: Placed = None,
+    cluster: options.Placed = None,
     allow_lossy: Annotated[
         list[str] | None,
         Option(help="Lossy method that may become champion; repeatable."),
@@ -88,8 +73,8 @@ def main(
             " unset, the workspace's, measured if missing."
         ),
     ] = None,
-    name: Name = None,
-    fresh: Fresh = False,
+    name: options.Name = None,
+    fresh: options.Fresh = False,
 ) -> None:
     """Find the fastest lossless configuration of a pair on your prompts (or, with methods that you
     allow by name, the fastest of all).
@@ -104,17 +89,17 @@ def main(
     """
     if traces is not None and no_replay:
         raise UserError("--traces names a recording to replay, --no-replay forbids it: give one")
-    overrides = given(
+    overrides = options.given(
         max_new_tokens=max_new_tokens,
         trials=trials,
-        prompts=given(source=prompts, limit=limit, chat_template=chat_template) or None,
-        pair=pair_changes(target, draft, max_length, compile) or None,
+        prompts=options.given(source=prompts, limit=limit, chat_template=chat_template) or None,
+        pair=options.pair_changes(target, draft, max_length, compile) or None,
         traces=traces,
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
         cluster=None if cluster is None else str(cluster),
         allow_lossy=allow_lossy or None,
-        workload=None if clients is None else {"clients": sizes(clients, "--clients")},
+        workload=None if clients is None else {"clients": options.sizes(clients, "--clients")},
     )
     config = config or (QUICK if engine is None else SERVERS)
     if engine is not None:
