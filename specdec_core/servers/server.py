@@ -16,6 +16,8 @@ from specdec_core.config import (
     PairSpec,
     RunnerSettings,
 )
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from specdec_core.servers.peer import Peer
     from specdec_core.servers.process import Lacks, ServerProcess
 
+_KINDS = {"model": "draft model", "eagle3": "EAGLE-3"}  # of drafts, in names of modes
 DraftKind = Literal["model", "eagle", "eagle3", "other"]
 Stage = Literal["plug_in", "bench", "serve", "profile"]
 
@@ -241,6 +244,22 @@ class Server(ABC):
         if (reason := self.missing(found[0].settings)) is not None:
             raise UserError(f"{self.title}: {reason}")
         return found[0]
+
+    def compared_drafters(
+        self, models: Models, lengths: Mapping[str, Sequence[int]], ngram: int
+    ) -> dict[str, DrafterSettings | None]:
+        """What modes are compared, by their names: none, chains of the drafts, and lookups of up to
+        `ngram` tokens. `lengths` are by the kind of a draft and, of lookups, at `lookup`."""
+        drafters: dict[str, DrafterSettings | None] = {self.title: None}
+        for name, draft in models.drafts.items():
+            for k in lengths.get(draft.kind, ()):
+                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
+                drafters[f"{self.title} {_KINDS[draft.kind]} K={k}, {name}"] = chain
+        for k in lengths["lookup"]:
+            drafters[f"{self.title} n-gram K={k}"] = PromptLookupSettings(
+                min_ngram=2, max_ngram=ngram, max_tokens=k, occurrence=self.occurrence
+            )
+        return drafters
 
     def compared(
         self, drafters: Mapping[str, DrafterSettings | None], models: Models

@@ -11,7 +11,6 @@ from specdec_core.config import DrafterSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import fixed_chain
@@ -45,7 +44,6 @@ DEFAULT = Mode(
 )
 # The lengths that are compared under load; 3 is llama.cpp's own.
 _LENGTHS = {"model": (3, 5), "eagle3": (3, 5), "lookup": (4,)}
-_TITLES = {"model": "draft model", "eagle3": "EAGLE-3"}
 
 
 class LlamaCpp(Server):
@@ -80,14 +78,7 @@ class LlamaCpp(Server):
         from specdec_core.servers.model_files import models_in
 
         models = models_in(self, pair)
-        drafters: dict[str, DrafterSettings | None] = {"llama.cpp": None}
-        for name, draft in models.drafts.items():
-            for k in _LENGTHS.get(draft.kind, ()):
-                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
-                drafters[f"llama.cpp {_TITLES[draft.kind]} K={k}, {name}"] = chain
-        for k in _LENGTHS["lookup"]:
-            lookup = PromptLookupSettings(min_ngram=2, max_ngram=2, max_tokens=k)
-            drafters[f"llama.cpp n-gram K={k}"] = lookup
+        drafters = self.compared_drafters(models, _LENGTHS, ngram=2)
         return [*self.compared(drafters, models), DEFAULT]
 
     def missing(self, settings: Mapping[str, Any]) -> str | None:

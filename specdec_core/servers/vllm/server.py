@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.config import Configuration, DrafterSettings, RunnerSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import fixed_chain
@@ -47,7 +45,6 @@ SUFFIX = Mode("vLLM suffix", {"method": "suffix"})  # it chooses its lengths
 # The lengths that are compared, by the kind of a draft and for lookups; fewer under load.
 _COMPARED = {"model": (3, 5, 7), "eagle3": (3, 5), "lookup": (4, 8)}
 _SERVED = {"model": (3, 5), "eagle3": (3, 5), "lookup": (4,)}
-_TITLES = {"model": "draft model", "eagle3": "EAGLE-3"}
 
 
 class Vllm(Server):
@@ -107,20 +104,10 @@ class Vllm(Server):
         return WrittenFiles(files, commands(models.target, True, variables))
 
     def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
-
         from specdec_core.servers.model_files import models_in
 
         models = models_in(self, pair)
-        drafters: dict[str, DrafterSettings | None] = {"vLLM": None}
-        lengths: dict[str, tuple[int, ...]] = _SERVED if served else _COMPARED
-        for name, draft in models.drafts.items():
-            for k in lengths.get(draft.kind, ()):
-                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
-                drafters[f"vLLM {_TITLES[draft.kind]} K={k}, {name}"] = chain
-        for k in lengths["lookup"]:
-            drafters[f"vLLM n-gram K={k}"] = PromptLookupSettings(
-                min_ngram=2, max_ngram=4, max_tokens=k, occurrence=self.occurrence
-            )
+        drafters = self.compared_drafters(models, _SERVED if served else _COMPARED, ngram=4)
         modes = self.compared(drafters, models)
         if (reason := self.missing(SUFFIX.settings)) is None:
             modes.append(SUFFIX)
