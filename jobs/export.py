@@ -12,22 +12,10 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
-from jobs.options import (
-    Config,
-    Hardware,
-    ProfileFile,
-    Traces,
-    check_times,
-    setting,
-)
+from jobs.options import Config, Hardware, ProfileFile, Traces, check_times, setting
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import (
-    Configuration,
-    DrafterSettings,
-    PairConfiguration,
-    PairSpec,
-)
+from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
 
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer

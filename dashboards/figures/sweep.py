@@ -9,25 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.figures.frontier import hover
-from dashboards.look import (
-    DASHED,
-    INK,
-    PAPER,
-    PARTS,
-    base_figure,
-    family_order,
-    intervals,
-    style,
-)
-from dashboards.ranking import (
-    champion,
-    draft_of,
-    family,
-    foremost,
-    leaders,
-    ranked,
-    speedup,
-)
+from dashboards.look import DASHED, INK, PAPER, PARTS, base_figure, family_order, intervals, style
+from dashboards.ranking import champion, draft_of, family, foremost, leaders, ranked, speedup
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.search.results import SweepResult, Trial
 

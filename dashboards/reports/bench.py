@@ -26,12 +26,7 @@ from dashboards.reports.contestants import (
 )
 from dashboards.reports.sentences import sentences
 from dashboards.sections import LoggedRun, Report, Section
-from specdec_core.evidence.bench.result import (
-    PARTS,
-    BenchResult,
-    parts_frame,
-    summary_frame,
-)
+from specdec_core.evidence.bench.result import PARTS, BenchResult, parts_frame, summary_frame
 from specdec_core.evidence.bench.sets import by_set, sets_frame
 from specdec_core.measure.comparison import OURS, over
 

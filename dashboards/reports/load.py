@@ -25,11 +25,7 @@ from dashboards.reports.contestants import (
 from dashboards.reports.sentences import sentences
 from dashboards.sections import LoggedRun, Report, Section, metric_name
 from specdec_core.evidence.load.plan import SLOTS
-from specdec_core.evidence.load.result import (
-    LoadResult,
-    requests_frame,
-    summary_frame,
-)
+from specdec_core.evidence.load.result import LoadResult, requests_frame, summary_frame
 from specdec_core.measure.comparison import OURS, over
 from specdec_core.search.load.workload import Load
 

@@ -19,13 +19,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Value
 from specdec_core.engine import Request
 from specdec_core.models.loading import load_config, load_skeleton
-from specdec_core.models.pair import (
-    Pair,
-    check_pair,
-    eagle_heads_of,
-    load_drafts,
-    resolve_dtypes,
-)
+from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_drafts, resolve_dtypes
 from specdec_core.prompts.conversation import Conversation, turn_id
 from specdec_core.recordings.plan import Batch, RecordingPlan, ShardPrompt
 from specdec_core.recordings.schema import PROMPTS, read_table, shard_file, shards

@@ -19,12 +19,7 @@ from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
 from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.loading import load_tokenizer
-from specdec_core.models.pair import (
-    Pair,
-    check_pair,
-    max_length_of,
-    resolve_dtypes,
-)
+from specdec_core.models.pair import Pair, check_pair, max_length_of, resolve_dtypes
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import TokenTree
 

@@ -14,14 +14,7 @@ from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import fixed_chain
-from specdec_core.servers.server import (
-    Counterpart,
-    Mode,
-    Models,
-    ServedMode,
-    Server,
-    WrittenFiles,
-)
+from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server, WrittenFiles
 
 # torch takes a second to import, so the methods import what needs it.
 if TYPE_CHECKING:

@@ -19,11 +19,7 @@ from specdec_core.servers.peer import Peer
 from specdec_core.servers.server import PLUG_IN_FILE, Mode, ServedMode
 from specdec_core.servers.vllm import sampling
 from specdec_core.servers.vllm.child import Worker
-from specdec_core.servers.vllm.settings import (
-    MODULE,
-    NEEDS_ARCTIC,
-    VARIABLE,
-)
+from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, VARIABLE
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
 _WORKER = Path(__file__).with_name("worker.py")
