@@ -90,10 +90,8 @@ def _start(
     from specdec_core.engine.scheduler import Limits
 
     choice, source, version = chosen
-    pair, configuration = (
-        chosen_pair(choice.pair, None, None, given.max_length),
-        choice.configuration,
-    )
+    pair = chosen_pair(choice.pair, None, None, given.max_length)
+    configuration = choice.configuration
     placement = None if given.cluster is None else Placement.load(given.cluster)
     access = _access(given, local)
     if given.engine is not None:
