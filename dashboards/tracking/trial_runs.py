@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from dashboards.ranking import speedup
 from dashboards.reports.sentences import note
 from dashboards.sections import LoggedRun
 from dashboards.store import run_tags
@@ -14,8 +13,9 @@ from specdec_core.search.results import SweepResult, Timing, Trial, by_estimate
 def trial_run(result: SweepResult, trial: Trial) -> LoggedRun:
     """A configuration of a sweep: its settings, its counts, and its times if it was timed."""
     configuration = trial.configuration
-    timing = speedup(result, trial).timing
-    timed = {} if timing is None else timing_metrics(timing)
+    times = (each for each in (result.autoregressive, *result.timings) if each)
+    timings = {timing.config_id: timing for timing in times}
+    timed = timing_metrics(timings[trial.id]) if trial.id in timings else {}
     return LoggedRun(
         name=result.labels[trial.id],
         params=configuration.model_dump(mode="json"),
