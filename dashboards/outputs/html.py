@@ -65,7 +65,7 @@ def _columns(shown: pd.DataFrame) -> list[tuple[str, str]]:
         classes = ["group"] if number in firsts else []
         if number and not cells.numeric(column):
             classes.append("words")
-        text = heading[1] if isinstance(heading, tuple) else heading
+        text = str(heading[1] if isinstance(heading, tuple) else heading)
         columns.append((text, " ".join(classes)))
     return columns
 
