@@ -136,7 +136,6 @@ class Resources:
     load_head: Callable[[str | None, str], LoadedHead]  # by the draft's name and the head's
     vocab_size: int
     eos_token_ids: frozenset[int]
-    tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: unknown
     clock: RoundClock = field(default_factory=RoundClock)  # measures a round
     slots: int = 1
     open_link: Callable[[], Any] | None = None  # to a draft on another device

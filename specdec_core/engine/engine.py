@@ -129,7 +129,6 @@ class Engine:
                 partial(load_pair_head, pair),
                 self.target.vocab_size,
                 pair.eos_token_ids,
-                lambda: pair.tokenizer_digest,
                 self._clock,
                 self.slots,
                 open_link=self._link,

@@ -65,14 +65,6 @@ def fingerprint(model_name: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
-    """16 hex digits that name a tokenizer's vocabulary: which number is which token."""
-    digest = hashlib.sha256()
-    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        digest.update(f"{number} {len(token)} {token}\n".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]
-
-
 def model_folder(model_name: str) -> Path:
     """Where a model is on this machine. Raises :class:`UserError` where it is not."""
     path = Path(located(model_name))

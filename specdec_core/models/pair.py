@@ -22,12 +22,7 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.loading import check_method, head_positions, load_head, names_head
 from specdec_core.models.eagle.runner import EagleRunner, ReadRows
-from specdec_core.models.fingerprints import (
-    TARGET,
-    fingerprint,
-    fingerprints,
-    tokenizer_digest,
-)
+from specdec_core.models.fingerprints import TARGET, fingerprint, fingerprints
 from specdec_core.models.generation_settings import warn_of_unsupported
 from specdec_core.models.loading import build, load_config, load_tokenizer, load_weights
 from specdec_core.models.location import located
@@ -92,11 +87,6 @@ class Pair:
     def fingerprints(self) -> dict[str, str]:
         """The digests of the weights of `target` and of each draft, by name."""
         return fingerprints(self.spec)
-
-    @cached_property
-    def tokenizer_digest(self) -> str:
-        """The digest of the pair's vocabulary."""
-        return tokenizer_digest(self.tokenizer)
 
     def open_runner(
         self,

@@ -95,7 +95,6 @@ class PlugInDrafter:
             partial(load_pair_head, pair),
             self.vocab_size,
             self.eos_token_ids,
-            lambda: pair.tokenizer_digest,
             slots=slots,
         )
         self._build = partial(resources.build, configuration.drafter)

@@ -302,7 +302,6 @@ class AsynchronousDraft:
             partial(load_pair_head, self._pair),
             message.vocab_size,
             message.eos_token_ids,
-            lambda: self._pair.tokenizer_digest,
             slots=message.slots,
         )
         tokens = message.vocab_size, message.eos_token_ids
