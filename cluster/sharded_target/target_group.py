@@ -115,16 +115,12 @@ class TargetGroup:
             logger.warning("a process of the models is gone; restarting its group")
             self.rebuilt += 1
             try:
-                self._stop()
+                self.close()
                 self._start()
                 return
             except (ShardLost, RayError) as error:
                 reason = error
         raise RuntimeError(f"the target's shards were lost {ATTEMPTS} times in a row") from reason
-
-    def close(self) -> None:
-        """End the shards; the devices stay reserved."""
-        self._stop()
 
     def _start(self) -> None:
         self._lost = True  # until all shards are connected
@@ -134,7 +130,7 @@ class TargetGroup:
         try:
             ray.get([shard.alive.remote() for shard in self._shards], timeout=START_LIMIT)
         except GetTimeoutError:
-            self._stop()
+            self.close()
             raise UserError(
                 f"the target's {self.parts} devices did not start within {START_LIMIT:g} s: has a"
                 " node left the cluster?"
@@ -167,7 +163,8 @@ class TargetGroup:
                     get(ended)
                     raise ShardLost
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """End the shards; the devices stay reserved."""
         for wire in self._wires.values():
             wire.close()
         if self.draft is None:
