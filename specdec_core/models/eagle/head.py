@@ -30,10 +30,11 @@ from specdec_core.models.eagle.settings import EagleSettings
 
 
 class AnyHead(nn.Module, ABC):
-    """What heads of all generations have in common. `embed_tokens` is the head's own embedding or
-    the target's; None until the target's is set."""
+    """What heads of all generations have in common. The embedding `embed_tokens` and the output
+    layer `lm_head` are the head's own or the target's; None until the target's are set."""
 
     layers: nn.ModuleList  # with the one decoder layer
+    lm_head: nn.Module | None
 
     def __init__(self, settings: EagleSettings) -> None:
         super().__init__()
@@ -44,13 +45,14 @@ class AnyHead(nn.Module, ABC):
         self.embed_tokens: nn.Module | None = None
 
     @property
-    @abstractmethod
     def proposable(self) -> Tensor:
-        """The ids of the tokens that the head can propose, increasing."""
+        """The ids of the tokens that the head can propose, increasing; by default all."""
+        device = next(self.layers.parameters()).device
+        return torch.arange(self.settings.vocab_size, device=device)
 
-    @abstractmethod
     def fused(self, features: Tensor) -> Tensor:
         """The state (…, width) made of the target's features, (…, layers · target width)."""
+        return features
 
     def forward(
         self,
@@ -79,17 +81,21 @@ class AnyHead(nn.Module, ABC):
             past_key_values=past_key_values,
         )
 
-    @abstractmethod
     def normed(self, states: Tensor) -> Tensor:
         """The input of the output layer after these states, (…, width)."""
+        return states
 
-    @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
         """The logits (…, draft vocabulary) after these states."""
+        assert self.lm_head is not None, "the target's output layer is needed"
+        logits: Tensor = self.lm_head(self.normed(states))
+        return logits
 
-    @abstractmethod
     def spread(self, logits: Tensor) -> Tensor:
         """The same logits over the target's vocabulary (n, vocabulary)."""
+        if logits.shape[-1] == self.settings.vocab_size:
+            return logits
+        return spread(logits, self.proposable, self.settings.vocab_size)
 
     @abstractmethod
     def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
@@ -135,6 +141,7 @@ class EagleLayer(nn.Module):
 class EagleHead(AnyHead):
     """An EAGLE-3 head, with its own output layer over the tokens `i + d2t[i]`."""
 
+    lm_head: nn.Linear
     d2t: Tensor  # (draft vocabulary,) offsets
     t2d: Tensor  # (vocabulary,) whether the head can propose a token
 
@@ -171,15 +178,6 @@ class EagleHead(AnyHead):
         normed: Tensor = self.norm(states)
         return normed
 
-    def logits(self, states: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.normed(states))
-        return logits
-
-    def spread(self, logits: Tensor) -> Tensor:
-        if logits.shape[-1] == self.settings.vocab_size:
-            return logits
-        return spread(logits, self.proposable, self.settings.vocab_size)
-
     def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
         after: Tensor = self.layers[0](embedded, states, **attention)
         return after
@@ -203,8 +201,7 @@ class EagleOneLayer(nn.Module):
 
 
 class EagleOneHead(AnyHead):
-    """An EAGLE-1 or EAGLE-2 head. It proposes any token. `lm_head` is the target's output layer;
-    None until it is given."""
+    """An EAGLE-1 or EAGLE-2 head. It proposes any token, by the target's output layer."""
 
     def __init__(
         self, settings: EagleSettings, fc_bias: bool = True, qkv_bias: bool = False
@@ -212,25 +209,7 @@ class EagleOneHead(AnyHead):
         super().__init__(settings)
         self.fc = nn.Linear(2 * settings.hidden_size, settings.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([EagleOneLayer(self.config, qkv_bias)])
-        self.lm_head: nn.Module | None = None
-
-    @property
-    def proposable(self) -> Tensor:
-        return torch.arange(self.settings.vocab_size, device=self.fc.weight.device)
-
-    def fused(self, features: Tensor) -> Tensor:
-        return features
-
-    def normed(self, states: Tensor) -> Tensor:
-        return states
-
-    def logits(self, states: Tensor) -> Tensor:
-        assert self.lm_head is not None, "the target's output layer is needed"
-        logits: Tensor = self.lm_head(states)
-        return logits
-
-    def spread(self, logits: Tensor) -> Tensor:
-        return logits
+        self.lm_head = None
 
     def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
         after: Tensor = self.layers[0](self.fc(torch.cat([embedded, states], dim=-1)), **attention)
