@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.heads.storage import CARD, WEIGHTS, resolve_head
 from specdec_core.drafting.states import find_state
-from specdec_core.models.digests import add_files
+from specdec_core.models.digests import files_digest
 from specdec_core.models.fingerprints import fingerprints
 
 HEAD_FILES: tuple[str, ...] = (CARD, WEIGHTS)
@@ -44,8 +43,5 @@ def weights_here(pair: PairSpec, configurations: Iterable[Configuration]) -> dic
 
 
 def _digest(folder: Path, files: Iterable[str]) -> str:
-    paths, digest = [folder / file for file in files], hashlib.sha256()
-    if not all(path.exists() for path in paths):
-        return ""
-    add_files(digest, paths)
-    return digest.hexdigest()[:16]
+    paths = [folder / file for file in files]
+    return files_digest(paths) if all(path.exists() for path in paths) else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-from specdec_core.models.digests import add_files
+from specdec_core.models.digests import files_digest
 from specdec_core.models.location import located
+from specdec_core.models.reading import os_reason, read_config
 
 # In the order in which transformers looks for them.
 _WEIGHTS = (
@@ -56,13 +56,14 @@ def fingerprint(model_name: str) -> str:
     :class:`UserError` where the weights or the configuration are not on this machine.
     """
     folder = model_folder(model_name)
-    digest = hashlib.sha256(_configuration(model_name, folder))
+    config = read_config(folder, model_name).items()
+    kept = {key: value for key, value in config if key not in _VOLATILE}
+    described = json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
     files = weight_files(model_name, folder)
     try:
-        add_files(digest, files)
+        return files_digest(files, described)
     except OSError as error:
-        raise UserError(f"{model_name}: {error.filename}: {_reason(error)}") from None
-    return digest.hexdigest()[:16]
+        raise UserError(f"{model_name}: {error.filename}: {os_reason(error)}") from None
 
 
 def model_folder(model_name: str) -> Path:
@@ -78,18 +79,6 @@ def model_folder(model_name: str) -> Path:
         raise UserError(
             f"{model_name}: no such folder, and no model of that name in the hub's cache"
         ) from None
-
-
-def _configuration(model_name: str, folder: Path) -> bytes:
-    """config.json in one spelling."""
-    try:
-        content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        kept = {key: value for key, value in content.items() if key not in _VOLATILE}
-    except OSError as error:
-        raise UserError(f"{model_name}: config.json: {_reason(error)}") from None
-    except (ValueError, AttributeError):
-        raise UserError(f"{model_name}: config.json is not a JSON object") from None
-    return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
 
 
 def weight_files(model_name: str, folder: Path) -> list[Path]:
@@ -108,7 +97,3 @@ def weight_files(model_name: str, folder: Path) -> list[Path]:
         return [folder / shard for shard in sorted(set(shards))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{model_name}: {name} is not an index of weight files") from None
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

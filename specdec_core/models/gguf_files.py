@@ -5,7 +5,6 @@ The folder has the weights in the data type that they are computed in, and any l
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from functools import cache
@@ -15,7 +14,7 @@ from typing import Any
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import alone, atomic_folder
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models.digests import add_files
+from specdec_core.models.digests import files_digest
 from specdec_core.models.reading import read_model, reading
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ def unpacked(file: Path, name: str) -> Path:
     read."""
     if not file.is_file():
         raise UserError(f"{name}: no such file")
-    folder = kept_folder("models") / f"{file.stem}-{_digest(file)}"
+    folder = kept_folder("models") / f"{file.stem}-{files_digest([file])}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with alone(folder):
@@ -81,9 +80,3 @@ def _dtype(file: Path, name: str) -> str:
     for tensor in tensors:
         kinds[tensor.tensor_type.name] += int(tensor.n_elements)
     return _FLOATS.get(kinds.most_common(1)[0][0], "bfloat16")
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    add_files(digest, [file])
-    return digest.hexdigest()[:16]

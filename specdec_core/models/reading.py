@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from specdec_core.base.errors import UserError
+
+CONFIG = "config.json"  # of a model's folder
 
 # Lines of a library's error that say what to do rather than what is wrong.
 _ADVICE = re.compile(r"(Please|Check|If|You|See|For details|Do|Note) |\(\d+\)|<https?:|https?:")
@@ -55,8 +57,10 @@ def reading(name: str, doing: str, path: str | Path | None = None) -> Iterator[N
 
 def _explained(error: Exception, where: str | Path | None) -> str:
     """The cause, and what would be right where that is known."""
-    path = Path(where or os.devnull)
-    said, config = reason(error), _config(path)
+    path, config = Path(where or os.devnull), dict[str, Any]()
+    with suppress(UserError):
+        config = read_config(path, "")
+    said = reason(error)
     files = [path] if path.is_file() else sorted(path.glob("*.*"))
     if pointer := next(filter(_is_pointer, files), None):
         return f"{pointer.name} is a Git-LFS pointer, not the file itself; fetch it (git lfs pull)"
@@ -95,12 +99,22 @@ def _is_pointer(file: Path) -> bool:
         return False
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """A folder's `config.json`. Raises :class:`UserError` where there is none."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{name}: {CONFIG}: {os_reason(error)}") from None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(f"{name}: {CONFIG} is not a JSON object")
+    return config
+
+
+def os_reason(error: OSError) -> str:
+    """What the system says of a file that cannot be read."""
+    return (error.strerror or str(error)).lower()
 
 
 def read_model(

@@ -20,9 +20,9 @@ from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_config
 from specdec_core.models.location import gguf_file, located
 from specdec_core.models.pair import Pair, check_pair
+from specdec_core.models.reading import read_config
 from specdec_core.models.reduced_draft.exported import exported_draft
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
-from specdec_core.models.weight_files import read_config
 from specdec_core.servers.server import DraftFile, Models, Server
 
 # Finds what a configuration reads beside its models, by the keys of :data:`config.READ`.

@@ -23,14 +23,8 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import AnyHead, EagleHead, EagleOneHead
 from specdec_core.models.eagle.settings import check_target
 from specdec_core.models.location import located
-from specdec_core.models.reading import reading
-from specdec_core.models.weight_files import (
-    CONFIG,
-    WEIGHTS,
-    check_tensors,
-    read_config,
-    read_tensors,
-)
+from specdec_core.models.reading import CONFIG, read_config, reading
+from specdec_core.models.weight_files import WEIGHTS, check_tensors, read_tensors
 
 _FORMATS = (speculators, specforge, original)
 # Unsupported methods of drafting: by words in *speculators*' kind or in the names of architectures,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.formats.llama import layer_values
 from specdec_core.models.eagle.head import AnyHead, EagleOneHead
 from specdec_core.models.eagle.settings import EagleSettings
-from specdec_core.models.weight_files import holds
+from specdec_core.models.weight_files import read_tensors
 
 
 def recognises(config: dict[str, Any], folder: Path) -> bool:
@@ -20,7 +22,10 @@ def recognises(config: dict[str, Any], folder: Path) -> bool:
         return False
     if "draft_vocab_size" in config:
         return True
-    return config.get("num_hidden_layers") == 1 and holds(folder, "fc.weight")
+    if config.get("num_hidden_layers") == 1:
+        with suppress(UserError):  # whatever cannot be read
+            return bool(read_tensors(folder, str(folder), lambda key: key == "fc.weight"))
+    return False
 
 
 def build(config: dict[str, Any], layers: int, name: str) -> AnyHead:
