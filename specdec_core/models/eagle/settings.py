@@ -13,13 +13,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Value
 
 
-class EagleSettings(Value):
-    """An EAGLE-3 head for a target with hidden states of `target_hidden_size`.
-
-    The head reads the *inputs* of the target's layers `feature_layers`, increasing; the number of
-    layers itself stands for the input of the output layer. It can propose `draft_vocab_size`
-    tokens.
-    """
+class LayerSettings(Value):
+    """A head's decoder layer, as in a Llama's configuration."""
 
     hidden_size: int = Field(ge=1)
     intermediate_size: int = Field(ge=1)
@@ -33,6 +28,16 @@ class EagleSettings(Value):
     mlp_bias: bool = False
     max_position_embeddings: int = Field(ge=2)
     vocab_size: int = Field(ge=2, description="the target's")
+
+
+class EagleSettings(LayerSettings):
+    """An EAGLE-3 head for a target with hidden states of `target_hidden_size`.
+
+    The head reads the *inputs* of the target's layers `feature_layers`, increasing; the number of
+    layers itself stands for the input of the output layer. It can propose `draft_vocab_size`
+    tokens.
+    """
+
     draft_vocab_size: int = Field(ge=2)
     target_hidden_size: int = Field(ge=1)
     feature_layers: tuple[int, ...] = Field(min_length=1)
@@ -68,21 +73,8 @@ class EagleSettings(Value):
 
     def layer_config(self) -> LlamaConfig:
         """The configuration of its decoder layer."""
-        return LlamaConfig(
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=1,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            rms_norm_eps=self.rms_norm_eps,
-            rope_parameters=dict(self.rope_parameters),
-            hidden_act=self.hidden_act,
-            attention_bias=self.attention_bias,
-            mlp_bias=self.mlp_bias,
-            max_position_embeddings=self.max_position_embeddings,
-            vocab_size=self.vocab_size,
-        )
+        values = self.model_dump(include=set(LayerSettings.model_fields))
+        return LlamaConfig(num_hidden_layers=1, **values)
 
 
 def default_layers(layers: int) -> tuple[int, ...]:

@@ -10,24 +10,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec_core.base.errors import UserError
-
-_SHARED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "hidden_act",
-    "attention_bias",
-    "mlp_bias",
-    "max_position_embeddings",
-    "vocab_size",
-)
+from specdec_core.models.eagle.settings import LayerSettings
 
 
 def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The values of :class:`EagleSettings` that a Llama configuration has, with transformers'
+    """The values of :class:`LayerSettings` in a Llama configuration, with transformers'
     defaults for keys that it lacks. Raises :class:`UserError` where it is no Llama layer, more than
     one, quantised, or not a configuration."""
     check_plain(config, name)
@@ -47,7 +34,8 @@ def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     rope_type = rope.get("rope_type", "default")
     if rope_type not in {"default", *ROPE_INIT_FUNCTIONS}:
         raise UserError(f"{name}: unknown rope_type {rope_type!r}")
-    return {**{key: getattr(llama, key) for key in _SHARED}, "rope_parameters": rope}
+    shape = {key: getattr(llama, key) for key in LayerSettings.model_fields}
+    return {**shape, "rope_parameters": rope}
 
 
 def check_plain(config: Mapping[str, Any], name: str) -> None:
