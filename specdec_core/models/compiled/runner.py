@@ -101,22 +101,13 @@ def _prepared(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked |
     too."""
     if not eager.compact:
         raise CannotCompile("graphs are of packed rows, and this model's rows are run one by one")
-    model, size, last = eager.model, eager.vocab_size, eager.last_position
-    step = PackedStep(
-        model,
-        list(eager.windows),
-        eager.cache.held_numbers,
-        last,
-        size,
-        eager.keeps_logits,
-        eager.layer_inputs,
-        draft,
-    )
+    step, model = PackedStep(eager, draft), eager.model
     graphs: PackagedPacked | CapturedPacked
     if isinstance(eager.cache, PooledCache):
         graphs = CapturedPacked(step, eager.cache)
     else:
-        facts = [model.dtype, weights, last, size, eager.feature_layers, draft]
+        sizes = eager.last_position, eager.vocab_size
+        facts = [model.dtype, weights, *sizes, eager.feature_layers, draft]
         graphs = PackagedPacked(Packages(step, model.config, facts), eager.cache)
     graphs.prepare(len(eager.windows))
     return graphs

@@ -9,42 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
-from specdec_core.models.features import LayerInputs
+from specdec_core.models.eager import EagerRunner
 from specdec_core.models.row_attention import OperatorPlan, RowMask
 
 _MOST = 1 << 20  # of any dimension that varies
 
 
 class PackedStep(nn.Module):
-    """`model` behind the interface of a graph.
+    """The model of an `eager` runner behind the interface of a graph. A `draft` also returns how
+    sure it is."""
 
-    `kinds` are the model's kinds of layers, `held` the numbers of its layers in this process,
-    `last_position` is the last position that it has, `vocab_size` the number of tokens to give
-    logits of, and `keeps_logits` whether the model can leave out logits that are not wanted. What
-    `layer_inputs` finds is kept of every token. A `draft` also returns how sure it is."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        kinds: Sequence[str],
-        held: Sequence[int],
-        last_position: int,
-        vocab_size: int,
-        keeps_logits: bool,
-        layer_inputs: LayerInputs | None = None,
-        draft: bool = False,
-    ) -> None:
+    def __init__(self, eager: EagerRunner, draft: bool = False) -> None:
         super().__init__()
-        self.model, self.held, self.last_position = model, held, last_position
-        self.vocab_size, self.keeps_logits = vocab_size, keeps_logits
-        self._layer_inputs, self.draft = layer_inputs, draft
+        model = self.model = eager.model
+        self.held = eager.cache.held_numbers  # of the model's layers, those in this process
+        self.last_position, self.vocab_size = eager.last_position, eager.vocab_size
+        self.keeps_logits, self._layer_inputs = eager.keeps_logits, eager.layer_inputs
+        self.draft = draft
         # A mask cannot be made while a model is traced, with tensors that only have shapes.
-        self._masks = {kind: RowMask.empty() for kind in kinds}
+        self._masks = {kind: RowMask.empty() for kind in eager.windows}
         # The last input of the output layer; at most one, because eager forwards add to it, too.
         self._read: deque[Tensor] = deque(maxlen=1)
         output = model.get_output_embeddings()
