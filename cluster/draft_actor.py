@@ -18,7 +18,8 @@ from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
-from specdec_core.drafting.pearl.socket_link import SocketLink, serve
+from specdec_core.drafting.pearl.asynchronous_draft import serve
+from specdec_core.drafting.pearl.link import SocketLink
 
 logger = logging.getLogger(__name__)
 _CALLS = 8  # at the same time: for PEARL, for forwards, and those that lost their engine

@@ -15,7 +15,7 @@ from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
-from specdec_core.drafting.pearl.link import Link
+from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import (
@@ -40,7 +40,7 @@ class LazyDraft:
     def started(self) -> PlacedDraft:
         return PlacedDraft(self.placed, self.spec)
 
-    def link(self) -> Link:
+    def link(self) -> SocketLink:
         """The connection to it, once it has loaded its models."""
         return self.started.wait()
 

@@ -59,7 +59,7 @@ _ANY = sys.maxsize  # positions
 class Pair:
     """Loaded models. `drafts` keeps the order of the specification; the first is the default.
     `open_link` connects to an asynchronous draft, where there is one
-    (:class:`specdec_core.drafting.pearl.link.Link`)."""
+    (:class:`specdec_core.drafting.pearl.link.SocketLink`)."""
 
     spec: PairSpec
     tokenizer: PreTrainedTokenizerBase

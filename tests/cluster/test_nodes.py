@@ -27,7 +27,7 @@ from dashboards.reports.sweep import caveats
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.cost import Hardware
-from specdec_core.drafting.pearl.socket_link import SocketLink
+from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair

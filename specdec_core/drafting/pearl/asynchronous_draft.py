@@ -12,10 +12,13 @@ draft's own distribution.
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, takewhile
@@ -26,6 +29,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.wire import LinkLost, connect
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.messages import (
@@ -39,6 +43,8 @@ from specdec_core.drafting.pearl.messages import (
     DraftedToken,
     End,
     RequestDistribution,
+    decode,
+    encode,
 )
 from specdec_core.drafting.pearl.tree import DraftTree, Node, Source
 from specdec_core.drafting.pearl.windows import Windows
@@ -54,6 +60,7 @@ _ALTERNATIVES = 2  # guesses at the target's token in place of a drawn one
 _MAX_UNREAD = 16  # tokens of the chain that one forward reads
 _MAX_TRIED = 32  # guesses of a lookup that one forward reads
 _MAX_CACHED = 96  # nodes of a tree in the cache, with the guesses that are tried
+_COMPILING = 0.01  # seconds between two looks for a compiled grammar
 
 
 @dataclass(slots=True)
@@ -404,6 +411,24 @@ class AsynchronousDraft:
         assert node.source is not None
         assert node.source.probs is not None  # only rejection sampling requests it
         self._send(Distribution.of(slot.number, message.node, node.source.probs))
+
+
+def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
+    """Draft for the engine at that address until it closes the connection. Raises
+    :class:`LinkLost` where it cannot be reached."""
+    with closing(connect(host, port, key)) as wire, suppress(LinkLost):
+        draft = AsynchronousDraft(
+            pair, lambda message: wire.send(encode(message)), salt=secrets.token_hex(8)
+        )
+        # What is loaded by now stays; collecting it again would keep the target waiting.
+        gc.collect()
+        gc.freeze()
+        busy = False
+        while True:
+            idle = _COMPILING if draft.compiling else None
+            for message in wire.receive(0.0 if busy else idle):
+                draft.handle(decode(message))
+            busy = draft.draft()
 
 
 def _drafted(state: SlotState, node: Node) -> list[int]:

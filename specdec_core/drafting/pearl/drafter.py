@@ -28,7 +28,7 @@ from torch import Tensor
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
-from specdec_core.drafting.pearl.link import Link, no_link
+from specdec_core.drafting.pearl.link import SocketLink, no_link
 from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
@@ -116,7 +116,7 @@ class PearlDrafter(Drafter):
 
     def __init__(self, settings: PearlSettings, resources: Resources) -> None:
         self.settings, self.resources = settings, resources
-        self.link: Link = (resources.open_link or no_link)()
+        self.link: SocketLink = (resources.open_link or no_link)()
         self._mark = object()  # in the link while this drafter has configured its draft
         self.pace = DraftPace(settings.window)
         self._slots: dict[int, _WindowSlot] = {}

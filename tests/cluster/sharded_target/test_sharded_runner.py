@@ -18,7 +18,8 @@ from cluster.sharded_target.target_group import ShardLost
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.pearl.socket_link import SocketLink, serve
+from specdec_core.drafting.pearl.asynchronous_draft import serve
+from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.tree.settings import TreeSettings

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
-from specdec_core.drafting.pearl.link import Link
 from specdec_core.models.pair import Pair
 
 # A round of many slots is many messages: how often the draft works while the target sends, and how
@@ -15,7 +14,7 @@ from specdec_core.models.pair import Pair
 _TALKS, _HEARS = 0.033, 0.9
 
 
-def linked(pair: Pair, link: Link) -> Pair:
+def linked(pair: Pair, link: Any) -> Pair:
     """`pair` with its draft at the other end of `link`."""
     return replace(pair, open_link=lambda: link)
 

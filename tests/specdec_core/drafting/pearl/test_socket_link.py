@@ -12,7 +12,8 @@ import pytest
 
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.pearl.socket_link import SocketLink, serve
+from specdec_core.drafting.pearl.asynchronous_draft import serve
+from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import linked
