@@ -325,7 +325,6 @@ def _block(
     for turn, request in enumerate(requests if taken else (), repeat * len(requests)):
         for configuration in interleaved(taken, turn):
             seconds, generation = bench.decode(configuration, request)
-            generation.token_seconds = []
             block.seconds.setdefault(configuration.id, []).append(seconds)
             if not repeat:  # further repeats generate the same
                 block.generations.setdefault(configuration.id, []).append(generation)

@@ -39,7 +39,6 @@ class ActiveRequest:
     cached: int = 0  # tokens of the prompt that the cache held when it entered
     origins: list[TokenOrigin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
-    token_seconds: list[float] = field(default_factory=list)
     plain: bool = False  # whether its next round has no candidates
     logprobs: Logprobs | None = None  # where asked for
     prompt_logprobs: PromptLogprobs | None = None  # where asked for
@@ -50,8 +49,7 @@ class ActiveRequest:
     ) -> ActiveRequest:
         """A request that enters its slot."""
         origins = [origin for _, origin in request.written]
-        seconds = [0.0] * len(origins)
-        active = cls(request, state, decoder, started, origins=origins, token_seconds=seconds)
+        active = cls(request, state, decoder, started, origins=origins)
         if request.logprobs is not None:
             active.logprobs = Logprobs(request.logprobs)
             if request.prompt_logprobs:
@@ -129,7 +127,6 @@ class ActiveRequest:
             **seconds,
         )
         self.rounds.append(round)
-        self.token_seconds += [after] * len(addition.tokens)
         finished = None if addition.reason is None else self._finished(addition.reason, after)
         return Chunk(
             self.request.id,
@@ -158,7 +155,6 @@ class ActiveRequest:
             finish_reason=reason,
             prefill_seconds=self.prefill_seconds,
             seconds=seconds,
-            token_seconds=self.token_seconds,
             cached_tokens=self.cached,
             logprobs=None if self.logprobs is None else self.logprobs.tokens,
             prompt_logprobs=self._prompt_logprobs,

@@ -7,7 +7,7 @@ drafted tokens that are not in the output. "Acceptance rate" means accepted / dr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -82,7 +82,6 @@ class Generation:
     finish_reason: FinishReason
     prefill_seconds: float = 0.0  # until the first token, and of the draft models' prefill
     seconds: float = 0.0  # from the first prompt token to the last output token
-    token_seconds: list[float] = field(default_factory=list)  # arrival of each token
     cached_tokens: int = 0  # of the prompt, which a slot held already
     logprobs: list[TokenLogprobs] | None = None  # of each token, where asked for
     # Of each of the prompt's tokens after the first, where asked for.
