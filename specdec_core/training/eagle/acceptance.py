@@ -37,33 +37,28 @@ class Acceptance(Value):
     sampled_tokens: float | None = None
 
     @property
-    def greedy_length(self) -> float:
-        """Expected accepted candidates of a greedy chain."""
-        return expected_length(self.greedy)
-
-    @property
-    def sampled_length(self) -> float:
-        """The same at temperature 1."""
-        return expected_length(self.sampled)
-
-    @property
     def length(self) -> float:
-        """Of greedy chains, or of sampled ones where no text is greedy."""
-        return self.greedy_length if self.greedy else self.sampled_length
+        """Expected accepted candidates of a greedy chain, or of a sampled one where no text is
+        greedy."""
+        return expected_length(self.greedy or self.sampled)
 
     @property
     def kinds(self) -> dict[str, tuple[tuple[float, ...], float, float | None]]:
         """By how texts were decoded: acceptance by position, the accepted candidates of a chain
         from any token, and the tokens of a round."""
         kinds = {
-            "greedy": (self.greedy, self.greedy_length, self.greedy_tokens),
-            "temperature 1": (self.sampled, self.sampled_length, self.sampled_tokens),
+            "greedy": (self.greedy, self.greedy_tokens),
+            "temperature 1": (self.sampled, self.sampled_tokens),
         }
-        return {name: found for name, found in kinds.items() if found[0]}
+        return {
+            name: (positions, expected_length(positions), tokens)
+            for name, (positions, tokens) in kinds.items()
+            if positions
+        }
 
 
 def expected_length(by_position: Sequence[float]) -> float:
-    """a_1 + a_1 a_2 + …"""
+    """The expected accepted candidates of a chain, a_1 + a_1 a_2 + …"""
     survival = torch.tensor([1.0, *by_position]).cumprod(0)
     return float(survival[1:].sum())
 

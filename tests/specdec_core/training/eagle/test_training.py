@@ -33,8 +33,8 @@ def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatc
     after = max(training.curve, key=lambda e: e.acceptance.length).acceptance
     assert training.evaluate().acceptance == after  # the best weights
     assert len(after.greedy) == len(after.sampled) == SETTINGS.steps
-    assert after.greedy_length > before.greedy_length + 0.5
-    assert after.sampled_length > before.sampled_length + 0.15
+    assert after.length > before.length + 0.5
+    assert after.kinds["temperature 1"][1] > before.kinds["temperature 1"][1] + 0.15
     assert 1 < before.greedy_tokens + 0.2 < after.greedy_tokens <= 1 + SETTINGS.steps
     assert training.curve[-1].loss < training.curve[0].loss
     evaluated = [(standing.count, summary) for standing, summary in heard if summary]
