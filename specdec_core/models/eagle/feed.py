@@ -31,9 +31,8 @@ class RowFeed:
         if parents is not None and skipped:
             parents = [parent if parent == ROOT else parent - 1 for parent in parents[1:]]
         self.parents = parents
-        self.blank = wanted > len(
-            self.tokens
-        )  # the logits after the sequence's first token are wanted
+        # Whether the logits after the sequence's first token are wanted.
+        self.blank = wanted > len(self.tokens)
         self._wanted_from = max(len(self.tokens) - wanted, 0)
         self._held_by_target = known
         self._known = min(max(known + 1 - self.first, 0), len(self.tokens))

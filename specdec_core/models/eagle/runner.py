@@ -182,9 +182,8 @@ class EagleRunner(ModelRunner):
             self.truncate(feed.row, feed.length)
             self._begun[feed.row] = True
             self._settled[feed.row] = max(self._settled[feed.row], 1)
-        if all(
-            len(feed.parts) == 1 and not feed.blank for feed in feeds
-        ):  # nothing to put in order
+        # Then there is nothing to put in order.
+        if all(len(feed.parts) == 1 and not feed.blank for feed in feeds):
             return self._output(batch, self._read([(feed, feed.parts[0]) for feed in feeds]))
         outputs: list[list[Sequence[Tensor]]] = [
             [self._blank()] if feed.blank else [] for feed in feeds
@@ -258,12 +257,15 @@ class EagleRunner(ModelRunner):
     ) -> Sequence[Tensor]:
         wanted = torch.tensor(packed.wanted or [0], device=self.device)
         given = feed, wanted, *self._features(featured)
+        outputs: Sequence[Tensor]
         if not self._compact:
-            return self._step.run(*given, MaskedSpans(packed.rows, None), *self._stores())
+            nothing, spans = self._nothing[1], MaskedSpans(packed.rows, None)
+            outputs = self._step(*given, nothing, nothing, *self._stores(), plan=spans)
+            return outputs
         inputs = [*given, *SeenPlaces(packed.rows, None).tables(self.device), *self._stores()]
         if self._graph is not None:
             return self._graph(inputs)
-        outputs: Sequence[Tensor] = self._step(*inputs, self.cache.table)
+        outputs = self._step(*inputs, self.cache.table)
         return outputs
 
 

@@ -35,22 +35,7 @@ class EagleStep(nn.Module):
         values: Tensor,
         states: Tensor,
         blocks: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`run`, with the plan as the operator's tables `tokens` (n, 5), `nodes` and
-        `blocks`."""
-        plan = OperatorPlan(tokens, nodes, blocks)
-        return self.run(feed, wanted, features, known, plan, keys, values, states)
-
-    def run(
-        self,
-        feed: Tensor,
-        wanted: Tensor,
-        features: Tensor,
-        known: Tensor,
-        plan: RowPlan,
-        keys: Tensor,
-        values: Tensor,
-        states: Tensor,
+        plan: RowPlan | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Append n tokens to the rows of a cache, in place.
 
@@ -62,18 +47,22 @@ class EagleStep(nn.Module):
             features: the target's, of the tokens before k of them (k, layers · width), which are
                 read in the place of states; k may be 0.
             known: (k,) integers: which of the n they are.
-            plan: what each token sees.
+            tokens: what each token sees, (n, 5); see
+                :func:`specdec_core.models.row_attention.operator.attend`.
+            nodes: the positions that these refer to.
             keys: (slots, heads, places, head size).
             values: alike.
             states: what the head reads before a token that follows another (slots, 1, places,
                 width); changed for the new tokens.
+            blocks: of a pooled cache, the table of blocks.
+            plan: attends in place of the operator, without `tokens` and `nodes`.
 
         Returns:
             Logits of the target's vocabulary (m, vocabulary), the most likely tokens (m,), the
             inputs of the output layer (m, width), and the most likely tokens' probabilities (m,).
         """
         ids, rows, places, positions, before = feed.unbind()
-        self._mask.plan = plan
+        self._mask.plan = plan or OperatorPlan(tokens, nodes, blocks)
         own = states[rows, :, before.clamp(min=0)].flatten(1)
         read = torch.where((before >= 0)[:, None], own, 0)
         read = read.index_put((known,), self.head.fused(features))
