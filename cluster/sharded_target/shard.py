@@ -41,20 +41,18 @@ from specdec_core.models.pair import Pair, load_drafts, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
 # The calls of a group: methods of the runner, and of the shard.
-_OF_RUNNER = {"truncate", "keep", "fork"}
-_OF_SHARD = {"open", "close", "expect", "mixes", "watch_hidden", "prefill", "forward", "logits"}
+_OF_RUNNER = {"truncate", "keep", "fork", "expect", "watch_hidden"}
+_OF_SHARD = {"open", "close", "mixes", "prefill", "forward", "logits"}
 
 
 @dataclass(frozen=True)
 class ShardFacts:
     """What a shard is and holds."""
 
-    rank: int
     node: str
     pid: int
     device: str
     parameters: int
-    weight_bytes: int
 
 
 class Shard:
@@ -134,12 +132,10 @@ class Shard:
     def facts(self, weights: Sequence[Tensor]) -> ShardFacts:
         """What this process is, with the weights that it holds."""
         return ShardFacts(
-            rank=self.rank,
             node=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),
             device=str(self.device),
             parameters=sum(p.numel() for p in weights),
-            weight_bytes=sum(p.numel() * p.element_size() for p in weights),
         )
 
     def _join(self, addresses: Sequence[Address], board: ray.actor.ActorHandle | None) -> Exchange:
@@ -191,9 +187,6 @@ class Shard:
             return ShardFailed.by(operators.cause_of(error))
         return answer
 
-    def alive(self) -> bool:
-        return True
-
     def open(
         self,
         number: int,
@@ -215,15 +208,8 @@ class Shard:
         self.runners.pop(number, None)
         self.outputs.pop(number, None)
 
-    def expect(self, number: int, parents: Sequence[int]) -> None:
-        self.runners[number].expect(tuple(parents))
-
     def mixes(self, number: int) -> bool:
         return self.runners[number].mixes
-
-    def watch_hidden(self, number: int, watch: bool) -> None:
-        if self.answers:
-            self.runners[number].watch_hidden(watch)
 
     def prefill(self, number: int, batches: Sequence[Batch]) -> None:
         """Forwards of `batches`, one after the other."""

@@ -22,6 +22,7 @@ from cluster.sharded_target import operators
 from cluster.sharded_target.exchange import Exchange, NcclExchange
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, TargetPlacement
+from specdec_core.models.features import decoder_layers
 from specdec_core.models.loading import load_config, load_skeleton, load_weights
 from specdec_core.models.supported import check_causal
 
@@ -204,18 +205,10 @@ class _NoEmbedding(nn.Module):
         return self._like.new_zeros((*tokens.shape, self.width))
 
 
-def _layer_list(model: PreTrainedModel) -> nn.ModuleList:
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise UserError(f"{model.config.model_type}: found no list of {count} layers to split")
-
-
 def _take_part(model: PreTrainedModel, rank: int, parts: int) -> None:
     """Leave out what other ranks have. Hidden states are received before this rank's first layer,
     and sent after its last."""
-    layers = _layer_list(model)
+    layers = decoder_layers(model)
     local, first, last = layers_of(len(layers), rank, parts), rank == 0, rank == parts - 1
     for number in range(local.start):
         layers[number] = _Elsewhere(layers[number])

@@ -128,7 +128,7 @@ class TargetGroup:
         self._poll = select.poll()
         self._shards = [self.draft] if self.draft is not None else self._started()
         try:
-            ray.get([shard.alive.remote() for shard in self._shards], timeout=START_LIMIT)
+            ray.get([shard.__ray_ready__.remote() for shard in self._shards], timeout=START_LIMIT)
         except GetTimeoutError:
             self.close()
             raise UserError(
