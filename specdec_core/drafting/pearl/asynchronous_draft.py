@@ -75,15 +75,6 @@ class _DraftSlot:
         return self.state.slot
 
 
-@dataclass(slots=True)
-class _WaitingSlot:
-    """A slot while its `grammar` is compiled, and the messages for it since then."""
-
-    begin: Begin
-    grammar: Future[Grammar]
-    messages: list[Any] = field(default_factory=list)
-
-
 class AsynchronousDraft:
     """Drafts for all slots while the target verifies. Grammars are compiled on other threads;
     drafting for a slot begins when its grammar has been compiled.
@@ -96,7 +87,8 @@ class AsynchronousDraft:
         self._pair, self._send, self._salt = pair, send, salt
         self._runners: dict[tuple[str, int], ModelRunner] = {}
         self._slots: dict[int, _DraftSlot] = {}
-        self._waiting: dict[int, _WaitingSlot] = {}
+        # By slot, while its grammar is compiled: its beginning, and the messages for it since then.
+        self._waiting: dict[int, tuple[Future[Begin], list[Any]]] = {}
         self._numbers, self._forwards = count(1), count()
         self._settings: Configure
         self._runner: ModelRunner
@@ -132,7 +124,7 @@ class AsynchronousDraft:
             case Begin():
                 self._take(message)
             case Commit() | RequestDistribution() if message.slot in self._waiting:
-                self._waiting[message.slot].messages.append(message)
+                self._waiting[message.slot][1].append(message)
             case Commit():
                 self._commit(message)
             case RequestDistribution():
@@ -321,24 +313,25 @@ class AsynchronousDraft:
     def _take(self, message: Begin) -> None:
         """Begin a slot's sequence, at once or when its grammar is compiled."""
         self._waiting.pop(message.slot, None)
-        if message.rules is None or message.rules.grammar is None:
+        grammar = None if message.rules is None else message.rules.grammar
+        if grammar is None or grammar.program is not None:
             self._begin(message)
         else:
             self._end(End(message.slot, []))  # drop the slot's earlier sequence
-            compiled = COMPILERS.submit(self._grammars.prepared, message.rules.grammar)
-            self._waiting[message.slot] = _WaitingSlot(message, compiled)
+            self._waiting[message.slot] = COMPILERS.submit(self._compiled, message, grammar), []
             self._send(Compiling(message.slot, message.root))
+
+    def _compiled(self, message: Begin, grammar: Grammar) -> Begin:
+        assert message.rules is not None  # the grammar is one of them
+        rules = replace(message.rules, grammar=self._grammars.prepared(grammar))
+        return message._replace(rules=rules)
 
     def _resume(self) -> None:
         """Begin the sequences in slots that waited for a grammar which is compiled by now."""
-        for number, waiting in list(self._waiting.items()):
-            if waiting.grammar.done():
+        for number, (begin, messages) in list(self._waiting.items()):
+            if begin.done():
                 del self._waiting[number]
-                begin = waiting.begin
-                assert begin.rules is not None
-                rules = replace(begin.rules, grammar=waiting.grammar.result())
-                self._begin(begin._replace(rules=rules))
-                for message in waiting.messages:
+                for message in (begin.result(), *messages):
                     self._handle_slot(message)
 
     def _begin(self, message: Begin) -> None:
