@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_core.models.runner import Output
 
 T = TypeVar("T")
+_MEASURED = ("top_probability", "probability", "entropy")
 
 
 class Signals:
@@ -89,7 +90,20 @@ class Signals:
 
     def measure(self, name: str) -> Tensor:
         """The values (n,) `top_probability`, `probability` or `entropy`, on the logits' device."""
-        return _MEASURED[name](self)
+        if name == "entropy":
+            if self._states[1] is None:
+                # Three times as fast as entr, which handles zeros that do not occur here.
+                return (self.probs * self._scores.log_softmax(dim=-1)).sum(dim=-1).neg()
+            terms: Tensor = torch.special.entr(self.probs)
+            return terms.sum(dim=-1)
+        if self._source is not None:
+            return self._rows(self._source.confidence)
+        if name == "top_probability":
+            return self.probs.amax(dim=-1)
+        drawn = self._drawn
+        if drawn is None:
+            drawn = torch.tensor(self.tokens, device=self.probs.device)
+        return self.probs.gather(1, drawn[:, None])[:, 0]
 
     @cached_property
     def logits(self) -> Tensor:
@@ -138,30 +152,3 @@ class Signals:
         known = min(k, self.probs.shape[-1])
         top = self.probs.topk(known, dim=-1).values
         return top if known == k else torch.nn.functional.pad(top, (0, k - known))
-
-    def _top_probability(self) -> Tensor:
-        if self._source is not None:
-            return self._rows(self._source.confidence)
-        return self.probs.amax(dim=-1)
-
-    def _probability(self) -> Tensor:
-        if self._source is not None:
-            return self._rows(self._source.confidence)
-        drawn = self._drawn
-        if drawn is None:
-            drawn = torch.tensor(self.tokens, device=self.probs.device)
-        return self.probs.gather(1, drawn[:, None])[:, 0]
-
-    def _entropy(self) -> Tensor:
-        if self._states[1] is None:
-            # Three times as fast as entr, which handles zeros that do not occur here.
-            return (self.probs * self._scores.log_softmax(dim=-1)).sum(dim=-1).neg()
-        terms: Tensor = torch.special.entr(self.probs)
-        return terms.sum(dim=-1)
-
-
-_MEASURED = {
-    "top_probability": Signals._top_probability,
-    "probability": Signals._probability,
-    "entropy": Signals._entropy,
-}
