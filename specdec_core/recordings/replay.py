@@ -29,7 +29,7 @@ from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.recorded import UNKNOWN, KnownRounds, RecordedResources
-from specdec_core.recordings.rounds import ReplayedRounds, RoundCollector
+from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.unrolled import track_of
@@ -205,7 +205,7 @@ class Replay:
         if configuration.drafter is not None:
             drafter = self._resources(place).build(configuration.drafter)
         seconds = self._clock(configuration)
-        rounds = RoundCollector()
+        rounds: list[tuple[int, ...]] = []
         prompts = self.recording.prompts
         texts = zip(prompts.tokens, prompts.outputs, strict=True)
         for number, (prompt, output) in enumerate(texts):
@@ -223,7 +223,9 @@ class Replay:
                 rest = output[position:]
                 path = tree.follow(rest)
                 generated = min(len(path) + 1, len(rest))
-                rounds.add(number, position, tree, len(path), generated)
+                shape = tree.draft_forwards, tree.depth, tree.draft_tokens
+                arm = NO_ARM if tree.arm is None else tree.arm
+                rounds.append((number, position, len(tree), len(path), generated, *shape, arm))
                 added = 1 if everywhere else generated
                 position += added
                 place.start = begin + position
@@ -238,7 +240,7 @@ class Replay:
                     drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
         memory = None if drafter is None else drafter.memory
         state = None if memory is None else memory.state()
-        return rounds.done(prompts.ids, state)
+        return ReplayedRounds.of_rows(rounds, prompts.ids, state)
 
     def _clock(self, configuration: Configuration) -> Callable[[TokenTree], float]:
         """Seconds of drafting and verifying a tree, by the profile; 0 without one."""

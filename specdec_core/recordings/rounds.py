@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.tokens.statistics import Counts, Round
-from specdec_core.tokens.token_tree import TokenTree
 
 NO_ARM = -1
 
@@ -42,6 +42,15 @@ class ReplayedRounds:
         columns: dict[str, Any] = {name: frame[name].to_numpy(np.int64) for name in _COUNTED}
         arm = pd.to_numeric(frame["arm"]).fillna(NO_ARM).to_numpy(np.int64)
         return cls(prompt=prompt, arm=arm, ids=ids, **columns)
+
+    @classmethod
+    def of_rows(
+        cls, rows: Sequence[tuple[int, ...]], ids: list[str], state: dict[str, Any] | None
+    ) -> ReplayedRounds:
+        """Rounds with the values of the arrays, in their order."""
+        names = [f.name for f in fields(cls)][:-2]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, len(names)).T
+        return cls(**dict(zip(names, columns, strict=True)), ids=ids, state=state)
 
     @property
     def counts(self) -> Counts:
@@ -98,23 +107,3 @@ class ReplayedRounds:
 _COUNTED = [
     f.name for f in fields(ReplayedRounds) if f.name not in ("prompt", "arm", "ids", "state")
 ]
-
-
-class RoundCollector:
-    """Collects rounds."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, ...]] = []
-
-    def add(
-        self, prompt: int, position: int, tree: TokenTree, accepted: int, generated: int
-    ) -> None:
-        """A round that verified `tree`."""
-        shape = tree.draft_forwards, tree.depth, tree.draft_tokens
-        arm = NO_ARM if tree.arm is None else tree.arm
-        self.rows.append((prompt, position, len(tree), accepted, generated, *shape, arm))
-
-    def done(self, ids: list[str], state: dict[str, Any] | None = None) -> ReplayedRounds:
-        names = [f.name for f in fields(ReplayedRounds)][:-2]
-        columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T
-        return ReplayedRounds(**dict(zip(names, columns, strict=True)), ids=ids, state=state)
