@@ -140,15 +140,12 @@ class HeadTraining:
             "auc": auc(logits.numpy(), labels.numpy()),
             "ece": calibration_error(bins),
         }
+        shape = spec.model_dump() | ({} if spec.kind == "specdecpp" else {"depth": 0})
         card = HeadCard(
-            kind=spec.kind,
+            **shape,
             draft=examples.draft,
-            depth=len(self.head.layers) if spec.kind == "specdecpp" else 0,
-            width=spec.width,
             hidden_size=examples.hidden_size,
             top_k=examples.top_k,
-            w_acc=spec.w_acc,
-            w_rej=spec.w_rej,
             pair=examples.pair,
             sampling=examples.sampling,
             recordings=examples.recordings,
