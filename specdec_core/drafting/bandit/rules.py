@@ -125,10 +125,6 @@ class Bandit(ABC):
         self.products[arm] += tokens * seconds
         self.seconds_squared[arm] += seconds**2
 
-    @abstractmethod
-    def preferences(self) -> list[float]:
-        """Each arm's upper confidence bound or mean (in tokens), or its probability."""
-
     def paces(self) -> list[float]:
         """The value of a token of each arm: T_min / T_i for reward in time, else 1."""
         if self.reward == "tokens":
@@ -237,6 +233,7 @@ class UCBSpec(Bandit):
         return bounds.index(max(bounds))
 
     def preferences(self) -> list[float]:
+        """Each arm's upper confidence bound, in tokens."""
         return [
             worth + self.exploration * self.radius(arm) if self.rounds[arm] else worth
             for arm, worth in enumerate(self.worths())
@@ -288,6 +285,7 @@ class EXP3Spec(Bandit):
         self.losses[arm] += (self.longest + 1 - worth) / (self.longest * p)
 
     def preferences(self) -> list[float]:
+        """Each arm's probability."""
         t = sum(self.rounds) + 1
         rate = math.sqrt(math.log(self.arms) / (t * self.arms))
         least = min(self.losses)
@@ -318,9 +316,6 @@ class Thompson(Bandit):
             for arm, worth in enumerate(self.worths())
         ]
         return drawn.index(max(drawn))
-
-    def preferences(self) -> list[float]:
-        return self.worths()
 
     def uncertainty(self, arm: int) -> float:
         """The standard deviation of an arm's worth, in tokens."""

@@ -59,13 +59,13 @@ def test_thompson_draws_from_what_an_arms_rounds_leave_open():
     draws = random.Random(3 << 32 | 2)
     drawn = [draws.gauss(2, math.sqrt(4 + 2) / 2), draws.gauss(5, math.sqrt(4))]
     assert bandit.select() == drawn.index(max(drawn))
-    assert bandit.preferences() == [2, 5]
+    assert bandit.worths() == [2, 5]
     timed = Thompson(2, 4, reward="time")
     for tokens, seconds in ((2, 1.0), (4, 2.0)):
         timed.update(0, tokens, seconds)  # a longer round adds as many more tokens: V = 0
     timed.update(1, 3, 3.0)
     assert timed.uncertainty(0) == pytest.approx(1)
-    assert timed.preferences() == pytest.approx([3, 1.5])
+    assert timed.worths() == pytest.approx([3, 1.5])
 
 
 def test_exp3_weighs_losses_by_their_probabilities():
@@ -264,4 +264,4 @@ def test_after_every_exchange_all_know_the_sums_of_what_each_has_seen(kind, rewa
     one = kind(3, 4, reward=reward)
     one.restore(bandits[0].state())
     for other in bandits:
-        assert other.preferences() == pytest.approx(one.preferences())
+        assert other.worths() == pytest.approx(one.worths())
