@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.models.attention import attends_here, cache_dtype
-from specdec_core.models.cache import SlotCache, open_cache
+from specdec_core.models.cache import PooledCache, SlotCache
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
@@ -100,9 +100,8 @@ class EagerRunner(LocalRunner):
         dtype = model.dtype if self.compact else cache_dtype(model)
         pooled = self.compact and not on_cpu if pooled is None else pooled and self.packs
         self.topologies = Topologies(dtype, self.device)
-        self.cache = open_cache(
-            len(kinds), slots, positions, self.device, dtype, pooled, cache_tokens
-        )
+        size, pool = (len(kinds), slots, positions), (self.device, dtype, cache_tokens)
+        self.cache = PooledCache(*size, *pool) if pooled else SlotCache(*size, dtype)
         if features:
             width = len(self.feature_layers) * config.hidden_size
             like = torch.empty(0, dtype=model.dtype, device=self.device)

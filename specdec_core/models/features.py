@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,13 +33,12 @@ class LayerInputs:
         self._hooks = []
         for layer in dict.fromkeys(layers):
             if layer < len(modules):
-                hook = modules[layer].register_forward_pre_hook(
-                    self._input_of(layer), with_kwargs=True
-                )
+                keep = partial(self._keep_input, layer)
+                hook = modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
             else:
                 # Not the base model: one that has its layers in a decoder may be passed over.
                 owner = next(m for m in model.modules() if any(c is modules for c in m.children()))
-                hook = owner.register_forward_hook(self._output_of(layer))
+                hook = owner.register_forward_hook(partial(self._keep_output, layer))
             self._hooks.append(hook)
 
     def take(self) -> Tensor:
@@ -51,17 +51,11 @@ class LayerInputs:
         for hook in self._hooks:
             hook.remove()
 
-    def _input_of(self, layer: int) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            self._inputs[layer] = args[0] if args else options["hidden_states"]
+    def _keep_input(self, layer: int, _: nn.Module, args: Any, options: dict[str, Any]) -> None:
+        self._inputs[layer] = args[0] if args else options["hidden_states"]
 
-        return keep
-
-    def _output_of(self, layer: int) -> Any:
-        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._inputs[layer] = output[0]
-
-        return keep
+    def _keep_output(self, layer: int, _: nn.Module, args: Any, output: Any) -> None:
+        self._inputs[layer] = output[0]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specdec_core.models import draft_vocabulary
 from specdec_core.models.attention import ATTENTION
-from specdec_core.models.cache import SlotLayer, open_cache
+from specdec_core.models.cache import PooledCache, SlotCache, SlotLayer
 from specdec_core.models.eager import TREE_ROOM
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle import head as eagle_head
@@ -83,7 +83,8 @@ class EagleRunner(ModelRunner):
         dtype = weight.dtype if self._compact else torch.float32
         on_cpu = self.device.type == "cpu"
         pooled = self._compact and not on_cpu if pooled is None else pooled
-        self.cache = open_cache(1, slots, positions, self.device, dtype, pooled, cache_tokens)
+        size, pool = (1, slots, positions), (self.device, dtype, cache_tokens)
+        self.cache = PooledCache(*size, *pool) if pooled else SlotCache(*size, dtype)
         like = weight.new_empty((1, settings.num_key_value_heads, 1, settings.head_dim))
         (layer,) = self.cache.layers
         assert isinstance(layer, SlotLayer)
