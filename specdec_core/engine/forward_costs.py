@@ -85,7 +85,6 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> M
     facts = json.dumps([_FORMAT, weights, runner, run_by, machine()], sort_keys=True)
     kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
         with alone(kept):
             if not kept.exists():
                 write_atomically(kept, json.dumps(_measured(pair, timed, drafts, name)))

@@ -35,7 +35,6 @@ def unpacked(file: Path, name: str) -> Path:
         raise UserError(f"{name}: no such file")
     folder = kept_folder("models") / f"{file.stem}-{files_digest([file])}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with alone(folder):
             if not folder.is_dir():  # not made by another process meanwhile
                 log.warning("unpacking %s: once, then kept in %s", name, folder)

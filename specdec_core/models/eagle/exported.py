@@ -48,7 +48,6 @@ def exported_head(
     layers = target_config.get_text_config(decoder=True).num_hidden_layers
     if form == "specforge" and (reason := specforge.lacks(head.settings, layers)):
         raise UserError(f"{name}: the format {form} has no place for it: {reason}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         if not folder.is_dir():  # not made by another process meanwhile, which serves it
             card = read_card(name).model_copy(update={"target": place})
