@@ -66,46 +66,37 @@ class ForwardCosts:
     def _of(self, draft: str | None) -> MeasuredForward:
         name = self._pair.draft_name(draft)
         if name not in self.known:
-            self.known[name] = self._found(name)
+            # A model that was made here is nowhere else.
+            lasting = isinstance(self._target, ModelRunner) and name in self._pair.fingerprints
+            self.known[name] = self._kept(name) if lasting else self._measured(name)
         return self.known[name]
 
-    def _found(self, name: str) -> MeasuredForward:
-        if isinstance(self._target, ModelRunner):
-            return _kept(self._pair, self._target, self._drafts, name)
-        return _measured(self._pair, self._target, self._drafts, name)
+    def _kept(self, name: str) -> MeasuredForward:
+        pair = self._pair
+        weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
+        runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
+        run_by = type(self._target).__name__  # a target may be split among processes
+        facts = json.dumps([_FORMAT, weights, runner, run_by, machine()], sort_keys=True)
+        kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+        try:
+            with alone(kept):
+                if not kept.exists():
+                    write_atomically(kept, json.dumps(self._measured(name)))
+            return MeasuredForward(*json.loads(kept.read_text()))
+        except OSError as error:
+            log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
+            return self._measured(name)
 
-
-def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> MeasuredForward:
-    timed = partial(time_forward, target)
-    if name not in pair.fingerprints:  # a model that was made here, and is nowhere else
-        return _measured(pair, timed, drafts, name)
-    weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
-    runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
-    run_by = type(target).__name__  # a target may be split among processes
-    facts = json.dumps([_FORMAT, weights, runner, run_by, machine()], sort_keys=True)
-    kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
-    try:
-        with alone(kept):
-            if not kept.exists():
-                write_atomically(kept, json.dumps(_measured(pair, timed, drafts, name)))
-        return MeasuredForward(*json.loads(kept.read_text()))
-    except OSError as error:
-        log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
-        return _measured(pair, timed, drafts, name)
-
-
-def _measured(
-    pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str
-) -> MeasuredForward:
-    if name in pair.draft_models:
-        own = drafts.open(name)
-    else:
-        own = pair.open_alone(name, 1)
-        own.prefill([0], [[1]])  # a head does not read a text's first token
-    seconds: list[tuple[float, float, float]] = []
-    for _ in range(_REPEATS):
-        times = target(1), target(1 + CANDIDATES), time_forward(own, 1)
-        seconds.append(times)
-    alone, more, of_draft = map(min, zip(*seconds, strict=True))
-    place = max(more - alone, 0.0) / CANDIDATES
-    return MeasuredForward(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
+    def _measured(self, name: str) -> MeasuredForward:
+        target = self._target
+        timed = partial(time_forward, target) if isinstance(target, ModelRunner) else target
+        if name in self._pair.draft_models:
+            own = self._drafts.open(name)
+        else:
+            own = self._pair.open_alone(name, 1)
+            own.prefill([0], [[1]])  # a head does not read a text's first token
+        seconds = [(timed(1), timed(1 + CANDIDATES), time_forward(own, 1)) for _ in range(_REPEATS)]
+        alone, more, of_draft = map(min, zip(*seconds, strict=True))
+        place = max(more - alone, 0.0) / CANDIDATES
+        costs = (alone / each for each in (of_draft, of_draft + place))
+        return MeasuredForward(*(float(f"{cost:.3g}") for cost in costs))
