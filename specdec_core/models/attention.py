@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from specdec_core.models.row_attention import RowMask
+from specdec_core.models.row_attention.plans import RowMask
 
 ATTENTION = "sdpa_as_cached"
 

@@ -17,15 +17,15 @@ from specdec_core.models.attention import attends_here, cache_dtype
 from specdec_core.models.cache import PooledCache, SlotCache
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.local_runner import LocalRunner
-from specdec_core.models.row_attention import (
+from specdec_core.models.row_attention import operator
+from specdec_core.models.row_attention.plans import (
     MaskedSpans,
     OperatorPlan,
-    PackedSequence,
     RowMask,
     RowTokens,
     SeenPlaces,
-    operator,
 )
+from specdec_core.models.row_attention.sequence import PackedSequence
 from specdec_core.models.runner import Batch, Output
 from specdec_core.models.supported import check_supported, context_length
 from specdec_core.tokens.topology import Topologies

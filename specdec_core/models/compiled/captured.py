@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdec_core.models.cache import PooledCache
 from specdec_core.models.compiled.failures import CannotCompile, first_line
 from specdec_core.models.compiled.step import PackedStep, example
-from specdec_core.models.row_attention import SeenPlaces
+from specdec_core.models.row_attention.plans import SeenPlaces
 from specdec_core.models.runner import PREFILL_CHUNK
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.step import example
-from specdec_core.models.row_attention import SeenPlaces
+from specdec_core.models.row_attention.plans import SeenPlaces
 
 _CPU = torch.device("cpu")
 _EACH = 16  # tokens of a forward up to which there is no padding

@@ -15,7 +15,8 @@ from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.step import PackedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.local_runner import LocalRunner
-from specdec_core.models.row_attention import PackedSequence, SeenPlaces
+from specdec_core.models.row_attention.plans import SeenPlaces
+from specdec_core.models.row_attention.sequence import PackedSequence
 from specdec_core.models.runner import Batch, Output
 
 

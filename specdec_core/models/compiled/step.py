@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.row_attention import OperatorPlan, RowMask
+from specdec_core.models.row_attention.plans import OperatorPlan, RowMask
 
 _MOST = 1 << 20  # of any dimension that varies
 

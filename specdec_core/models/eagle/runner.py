@@ -25,12 +25,9 @@ from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.feed import RowFeed, Span
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.eagle.step import EagleStep, example
-from specdec_core.models.row_attention import (
-    MaskedSpans,
-    PackedSequence,
-    SeenPlaces,
-    operator,
-)
+from specdec_core.models.row_attention import operator
+from specdec_core.models.row_attention.plans import MaskedSpans, SeenPlaces
+from specdec_core.models.row_attention.sequence import PackedSequence
 from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.tokens.topology import Topologies
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
 from specdec_core.models.eagle import AnyHead
-from specdec_core.models.row_attention import OperatorPlan, RowMask, RowPlan
+from specdec_core.models.row_attention.plans import OperatorPlan, RowMask, RowPlan
 
 _MOST = 1 << 20
 

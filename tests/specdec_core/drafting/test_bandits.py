@@ -263,5 +263,4 @@ def test_after_every_exchange_all_know_the_sums_of_what_each_has_seen(kind, rewa
             assert all(other == pytest.approx(first) for other in others)
     one = kind(3, 4, reward=reward)
     one.restore(bandits[0].state())
-    for other in bandits:
-        assert other.worths() == pytest.approx(one.worths())
+    assert all(other.worths() == pytest.approx(one.worths()) for other in bandits)

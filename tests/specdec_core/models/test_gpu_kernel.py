@@ -18,7 +18,7 @@ _HOPPER = "cuda", 90, 32
 
 _INTERPRETED = """
 import contextlib, torch
-from specdec_core.models.row_attention import SeenPlaces, gpu
+from specdec_core.models.row_attention import gpu
 from tests.specdec_core.models import test_row_attention as t
 torch.cuda.device_of = lambda tensor: contextlib.nullcontext()  # of which there is none
 for heads, key_heads, size in [(6, 2, 64), (4, 1, 40), (8, 2, 128), (3, 3, 16)]:
@@ -26,7 +26,7 @@ for heads, key_heads, size in [(6, 2, 64), (4, 1, 40), (8, 2, 128), (3, 3, 16)]:
     blocks, *pools = t.scattered(*stores)
     for window in (None, 1, 50):
         rows = t.fed(t.ROWS)
-        tables = SeenPlaces(rows, window).tables(torch.device("cpu"))
+        tables = t.SeenPlaces(rows, window).tables(torch.device("cpu"))
         wanted = t.expected(query, *stores, rows, window)
         found = gpu.attend(query, *stores, None, *tables, size**-0.5)
         torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=2e-5)

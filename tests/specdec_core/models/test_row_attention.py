@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.row_attention import OperatorPlan, RowTokens, SeenPlaces, operator
+from specdec_core.models.row_attention import operator
+from specdec_core.models.row_attention.plans import OperatorPlan, RowTokens, SeenPlaces
 from specdec_core.tokens.topology import Topologies
 
 POSITIONS = 300
