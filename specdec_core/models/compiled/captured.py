@@ -98,9 +98,6 @@ class CapturedPacked:
         self._version = self._cache.version
         self._captured = Captured(self._unpacked, self._cache.table.device)
 
-    def prepare(self, kinds: int) -> None:
-        """Nothing to do: graphs are made by running them."""
-
     def warm_up(self, kinds: int, agree: Callable[[bool], bool]) -> None:
         """Capture the graphs of chains, with fused kernels where torch's compiler can make them.
         Raises :class:`CannotCompile`."""

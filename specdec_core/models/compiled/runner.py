@@ -103,12 +103,10 @@ def _prepared(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked |
     if not eager.compact:
         raise CannotCompile("graphs are of packed rows, and this model's rows are run one by one")
     step, model = PackedStep(eager, draft), eager.model
-    graphs: PackagedPacked | CapturedPacked
     if isinstance(eager.cache, PooledCache):
-        graphs = CapturedPacked(step, eager.cache)
-    else:
-        sizes = eager.last_position, eager.vocab_size
-        facts = [model.dtype, weights, *sizes, eager.feature_layers, draft]
-        graphs = PackagedPacked(Packages(step, model.config, facts), eager.cache)
+        return CapturedPacked(step, eager.cache)
+    sizes = eager.last_position, eager.vocab_size
+    facts = [model.dtype, weights, *sizes, eager.feature_layers, draft]
+    graphs = PackagedPacked(Packages(step, model.config, facts), eager.cache)
     graphs.prepare(len(eager.windows))
     return graphs
