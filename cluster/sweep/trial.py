@@ -169,7 +169,6 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
     """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
     rounds, recorded = replay.run(configuration), replay.recording.prompts
-    prompts, by_arm = map(len, recorded.tokens), rounds.counts_by_arm()
-    return Trial.of(
-        configuration, rounds.counts, profile, recorded.context, prompts, True, by_arm.items()
-    )
+    prompts = map(len, recorded.tokens)
+    by_arm = [(arm, part.counts) for arm, part in rounds.by_arm().items()]
+    return Trial.of(configuration, rounds.counts, profile, recorded.context, prompts, True, by_arm)

@@ -32,7 +32,7 @@ from specdec_core.drafting.recorded import UNKNOWN, KnownRounds, RecordedResourc
 from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
-from specdec_core.recordings.unrolled import track_of
+from specdec_core.recordings.unrolled import UnrolledTrack
 from specdec_core.recordings.verified import verified
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import ROOT, TokenTree
@@ -174,7 +174,8 @@ class Replay:
         if name not in self._tracks:
             trace = self.recording.trace(name, self._hidden)
             fixed = self.header.sampling.fixed_output
-            self._tracks[name] = track_of(trace if fixed else verified(trace), name)
+            kind = UnrolledTrack if name in self.header.eagle_heads else Track
+            self._tracks[name] = kind(trace if fixed else verified(trace))
         return self._tracks[name]
 
     def _resources(self, place: _Place) -> RecordedResources:

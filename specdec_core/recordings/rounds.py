@@ -81,10 +81,6 @@ class ReplayedRounds:
         arrays = {name: c[chosen] for name, c in columns.items() if isinstance(c, np.ndarray)}
         return replace(self, **arrays)
 
-    def counts_by_arm(self) -> dict[int | None, Counts]:
-        """The counts of :meth:`by_arm`."""
-        return {arm: rounds.counts for arm, rounds in self.by_arm().items()}
-
     def frame(self, **columns: str) -> pd.DataFrame:
         """One row a round, as in :func:`specdec_core.tokens.statistics.rounds_frame`; all times
         are 0."""

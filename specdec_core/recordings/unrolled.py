@@ -23,7 +23,7 @@ from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.runner import Batch, ModelRunner
-from specdec_core.recordings.schema import Header, Trace
+from specdec_core.recordings.schema import Header
 from specdec_core.recordings.track import Track
 
 _STARTS = 16  # chains drafted together
@@ -168,8 +168,3 @@ class UnrolledTrack(Track):
 
     def trees(self, children: Sequence[Sequence[int]]) -> KnownRounds:
         raise UserError("of a head chains are recorded, not trees")
-
-
-def track_of(trace: Trace, draft: str) -> Track:
-    """The trace of a draft, indexed by where a round begins."""
-    return (UnrolledTrack if draft in trace.header.eagle_heads else Track)(trace)

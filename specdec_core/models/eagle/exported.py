@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
@@ -40,12 +39,14 @@ def exported_head(
     if folder.is_dir():
         return folder
     head = load_head(name, target_config, dtype=dtype)
-    if not exportable(head, target_config):
+    layers = target_config.get_text_config(decoder=True).num_hidden_layers
+    # The number of layers as a feature stands for the last layer's output before the target's norm
+    # in vLLM, and after it in this project.
+    if not isinstance(head, EagleHead) or max(head.settings.feature_layers) >= layers:
         raise UserError(
             f"{name}: reads what the target's output layer reads, as EAGLE-1 heads do; the format"
             f" {form} has no place for it"
         )
-    layers = target_config.get_text_config(decoder=True).num_hidden_layers
     if form == "specforge" and (reason := specforge.lacks(head.settings, layers)):
         raise UserError(f"{name}: the format {form} has no place for it: {reason}")
     with alone(folder):
@@ -54,10 +55,3 @@ def exported_head(
             own = head.embed_tokens is not None
             save_head(head, folder, card, form=form, dtype=dtype, embedding=own)
     return folder
-
-
-def exportable(head: nn.Module, target_config: PretrainedConfig) -> TypeGuard[EagleHead]:
-    """Whether a draft is a head that vLLM can run. The number of layers as a feature stands for the
-    last layer's output before the target's norm in vLLM, and after it in this project."""
-    last = target_config.get_text_config(decoder=True).num_hidden_layers
-    return isinstance(head, EagleHead) and max(head.settings.feature_layers) < last
