@@ -28,21 +28,11 @@ class LoadedHead:
 
     @torch.inference_mode()
     def probabilities(
-        self,
-        hidden: Tensor | None = None,
-        top_probs: Tensor | None = None,
-        entropy: Tensor | None = None,
+        self, hidden: Tensor | None, top_probs: Tensor | None = None, entropy: Tensor | None = None
     ) -> Tensor:
-        """Acceptance probabilities (n,) in float32 of n candidates.
-
-        `hidden` (n, hidden_size) is read by specdecpp (the state of the candidate itself), t1 and
-        joint (the state it was drawn from); `top_probs` (n, ≥ card.top_k), descending, and
-        `entropy` (n,) in nats by t2 and joint.
-        """
-        card = self.card
-        if top_probs is not None:
-            top_probs = top_probs[:, : card.top_k]
-        h = join_features(card.kind, hidden, top_probs, entropy)
+        """Acceptance probabilities (n,) in float32 of n candidates; the arguments are those of
+        :func:`~specdec_core.drafting.heads.modules.join_features`."""
+        h = join_features(self.card.kind, hidden, top_probs, entropy)
         h = torch.addcmul(self._shift, h.float(), self._scale)
         for weight, bias in self._layers:
             z = F.linear(h, weight, bias)

@@ -88,8 +88,9 @@ def join_features(
     top_probs: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> Tensor:
-    """The features (n, f) that a head of this kind reads, from `hidden` (n, hidden_size),
-    `top_probs` (n, k) descending, and `entropy` (n,) in nats. Those that the kind does not read may
+    """The features (n, f) that a head of this kind reads: specdecpp the state `hidden`
+    (n, hidden_size) of the candidate itself, t1 and joint the state that it was drawn from, t2 and
+    joint `top_probs` (n, k) descending, and `entropy` (n,) in nats. What the kind does not read may
     be left out."""
     if kind in ("specdecpp", "t1"):
         assert hidden is not None

@@ -59,7 +59,7 @@ class SpecDecPlusPlusPolicy(HeadRule):
         self.min_tokens = settings.min_tokens
 
     def values(self, signals: Signals) -> Sequence[float]:
-        return self.head.probabilities(hidden=signals.hidden).tolist()
+        return self.head.probabilities(signals.hidden).tolist()
 
     def stops(self, value: Any) -> Any:
         return 1 - value > self.settings.threshold
@@ -92,14 +92,10 @@ class DecisionPolicy(HeadRule):
         super().__init__(settings, head)
         self.cumulative = settings.cumulative
         self.needs_hidden = head.card.kind != "t2"
-        self._needs_distribution = head.card.kind != "t1"
 
     def values(self, signals: Signals) -> Sequence[float]:
-        features: dict[str, Any] = {}
-        if self.needs_hidden:
-            features["hidden"] = signals.hidden
-        if self._needs_distribution:
-            top = signals.top_probabilities(self.head.card.top_k)
-            features["top_probs"] = top
-            features["entropy"] = signals.measure("entropy")
-        return self.head.probabilities(**features).tolist()
+        card, hidden = self.head.card, signals.hidden if self.needs_hidden else None
+        if card.kind == "t1":
+            return self.head.probabilities(hidden).tolist()
+        top, entropy = signals.top_probabilities(card.top_k), signals.measure("entropy")
+        return self.head.probabilities(hidden, top, entropy).tolist()

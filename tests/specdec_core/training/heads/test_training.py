@@ -59,7 +59,7 @@ def test_a_larger_weight_of_rejections_lowers_predictions():
     examples = learnable()
     features = torch.tensor(examples.features)
     means = [
-        loaded(train(HeadSpec(depth=1, w_rej=w))).probabilities(hidden=features).mean().item()
+        loaded(train(HeadSpec(depth=1, w_rej=w))).probabilities(features).mean().item()
         for w in (1, 3, 12)
     ]
     assert means[0] == pytest.approx(examples.labels.mean(), abs=0.03)
