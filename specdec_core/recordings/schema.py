@@ -344,14 +344,9 @@ class Trace:
         return np.flatnonzero(self.step == 0)
 
     @cached_property
-    def is_drafted(self) -> np.ndarray:
-        """Whether a row has a token of the draft's (R,)."""
-        return np.asarray(self.draft_token != NOTHING)
-
-    @cached_property
     def drafted(self) -> np.ndarray:
-        """The rows of step 0 that have one (up to T,)."""
-        return np.asarray(self.trajectory[self.is_drafted[self.trajectory]])
+        """The rows of step 0 that have a token of the draft's (up to T,)."""
+        return np.asarray(self.trajectory[self.draft_token[self.trajectory] != NOTHING])
 
     @cached_property
     def lengths(self) -> np.ndarray:

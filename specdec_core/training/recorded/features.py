@@ -229,8 +229,7 @@ class _Reader:
         """The tensors of a shard, text after text."""
         texts = [[*answer.prompt, *answer.answer] for answer in answers]
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-        features: dict[int, Tensor] = {}
-        last: dict[int, Tensor] = {}
+        rows: dict[int, tuple[Tensor, Tensor]] = {}  # features, and what the output layer reads
         for first in range(0, len(order), _TEXTS):
             numbers = order[first : first + _TEXTS]
             padded = _padded([torch.tensor(texts[number]) for number in numbers])
@@ -241,18 +240,18 @@ class _Reader:
             split = self.count * read.shape[-1] // (self.count + 1)
             for number, row in zip(numbers, read, strict=True):
                 whole, prompt = len(texts[number]) - 1, len(answers[number].prompt)
-                features[number] = row[:whole, :split].clone()
-                last[number] = row[prompt:whole, split:].clone()
-        rows = torch.cat([last[number] for number in range(len(texts))])
-        normaliser, best = self._summarise(rows)
+                rows[number] = row[:whole, :split].clone(), row[prompt:whole, split:].clone()
+        parts = zip(*(rows[number] for number in range(len(texts))), strict=True)
+        features, last = (torch.cat(part) for part in parts)
+        normaliser, best = self._summarise(last)
         return {
             "tokens": torch.tensor([token for text in texts for token in text], dtype=torch.int32),
             "prompts": torch.tensor([len(answer.prompt) for answer in answers]),
             "answers": torch.tensor([len(answer.answer) for answer in answers]),
             "temperatures": torch.tensor([answer.temperature for answer in answers]),
             "held_out": torch.tensor([answer.held_out for answer in answers]),
-            "features": torch.cat([features[number] for number in range(len(texts))]),
-            "last": rows,
+            "features": features,
+            "last": last,
             "normaliser": normaliser,
             "best": best.int(),
         }
