@@ -67,19 +67,11 @@ class Track:
         sizes = np.diff(np.append(begins, len(trace)))
         first = np.flatnonzero(trace.step == 1)
         block = sizes[np.searchsorted(begins, first)]
-        place = {
-            (p, t): (r, n)
-            for p, t, r, n in zip(
-                trace.prompt[first].tolist(),
-                trace.position[first].tolist(),
-                first.tolist(),
-                block.tolist(),
-                strict=True,
-            )
-        }
-        begin, count = np.zeros(len(starts), np.int64), np.zeros(len(starts), np.int64)
-        for s in np.flatnonzero(~trace.agrees):
-            begin[s], count[s] = place.get((int(self.prompt[s]), int(self.position[s])), (0, 0))
+        before = np.cumsum(trace.lengths) - trace.lengths  # starts of earlier prompts
+        at = before[trace.prompt[first]] + trace.position[first]
+        begin, count = np.zeros((2, len(starts)), np.int64)
+        begin[at], count[at] = first, block
+        count[trace.agrees] = 0  # where rejection sampling accepts what was drawn apart
         j = np.arange(self.header.max_draft)
         differs = np.minimum(starts + self.agreeing, starts + self.left - 1)  # index of the start
         on_path = starts[:, None] + j <= differs[:, None]
