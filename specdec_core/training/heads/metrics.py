@@ -42,18 +42,16 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
     return float((accepted * (below + rejected / 2)).sum() / pairs) if pairs > 0 else float("nan")
 
 
-def reliability(
-    probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS
-) -> list[ReliabilityBin]:
+def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[ReliabilityBin]:
     """Predictions (n,) in bins of equal width, empty ones left out."""
-    index = np.minimum((probabilities * bins).astype(int), bins - 1)
-    counts = np.bincount(index, minlength=bins)
-    predicted = np.bincount(index, probabilities, bins)
-    accepted = np.bincount(index, labels, bins)
+    index = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+    counts = np.bincount(index, minlength=BINS)
+    predicted = np.bincount(index, probabilities, BINS)
+    accepted = np.bincount(index, labels, BINS)
     return [
         ReliabilityBin(
-            low=i / bins,
-            high=(i + 1) / bins,
+            low=i / BINS,
+            high=(i + 1) / BINS,
             count=int(counts[i]),
             predicted=float(predicted[i] / counts[i]),
             accepted=float(accepted[i] / counts[i]),
