@@ -31,17 +31,14 @@ class Exchange(Protocol):
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' tensors, on every rank."""
-        ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """All ranks' tensors, by rank, on the first rank; an empty list on the other ranks."""
-        ...
 
     def send(self, tensor: Tensor, to: int) -> None: ...
 
     def receive(self, like: Tensor, by: int) -> Tensor:
         """What rank `by` sends: a tensor of the shape and data type of `like`."""
-        ...
 
 
 def all_agree(exchange: Exchange, device: torch.device, own: bool) -> bool:

@@ -123,9 +123,7 @@ class PearlDrafter(Drafter):
         self._distributions: list[Distribution] = []
         self._fed_at = 0.0
         self._verifying = False  # from feeding the trees to the next proposal
-        self._ready = False
-        self._length = 0  # of the sequences that the draft can read, once it is ready
-        self._refused: str | None = None  # why the draft cannot be configured
+        self._answer: Configured | None = None  # of the draft that this drafter has configured
         self._configure_draft()
 
     def prepare(self, seconds: float) -> bool:
@@ -133,8 +131,8 @@ class PearlDrafter(Drafter):
         self._receive()
         self._configure_draft()
         while not (ready := self._is_ready()) and (left := until - perf_counter()) > 0:
-            if self._refused is not None:
-                raise UserError(self._refused)
+            if self._answer is not None and self._answer.refusal is not None:
+                raise UserError(self._answer.refusal)
             self._receive(min(left, 1.0))
             self._configure_draft()
         return ready
@@ -190,7 +188,8 @@ class PearlDrafter(Drafter):
         return link.connected and link.configured is self._mark and slot.draft == link.number
 
     def _is_ready(self) -> bool:
-        return self._ready and self.link.connected and self.link.configured is self._mark
+        answered = self._answer is not None and self._answer.refusal is None
+        return answered and self.link.connected and self.link.configured is self._mark
 
     def _configure_draft(self) -> None:
         """Send a new draft its configuration and the sequences of all slots."""
@@ -202,7 +201,7 @@ class PearlDrafter(Drafter):
             shape = resources.slots, settings.ahead, settings.width, settings.least
             facts = resources.vocab_size, resources.eos_token_ids
             link.send(Configure(settings.drafter, *shape, *facts))
-            link.configured, self._ready, self._refused = self._mark, False, None
+            link.configured, self._answer = self._mark, None
         for slot in self._slots.values():
             if slot.draft != link.number:
                 self._begin(slot)
@@ -262,9 +261,10 @@ class PearlDrafter(Drafter):
         slot = self._slots[state.slot]
         if not self._has_text(slot) or slot.tree.root.number == slot.compiling:
             return False
+        length = 0 if self._answer is None else self._answer.length
         chain = slot.chain()
         paused = any(node.number == slot.paused for node in chain)
-        room = min(state.room, self._length - len(state.tokens) + 1)
+        room = min(state.room, length - len(state.tokens) + 1)
         return len(chain) < min(wait, room) and not paused
 
     def _receive(self, timeout: float = 0.0) -> bool:
@@ -282,8 +282,7 @@ class PearlDrafter(Drafter):
                 case Distribution():
                     self._distributions.append(message)
                 case Configured():
-                    self._length, self._refused = message
-                    self._ready = self._refused is None
+                    self._answer = message
         return self.link.connected
 
     def _add_drafted(self, message: Drafted) -> None:
@@ -310,15 +309,12 @@ class PearlDrafter(Drafter):
     def _extend(self, tree: TokenTree, slot: _WindowSlot, length: int) -> None:
         """Extend `tree` to at most `length` candidates."""
         for node in slot.chain()[len(tree) : length]:
-            self._add(tree, slot, node)
-
-    def _add(self, tree: TokenTree, slot: _WindowSlot, node: Node) -> None:
-        source = None
-        if node.chance is not None:
-            assert node.parent is not None  # it follows the tree's root
-            fetch = partial(self._fetch, slot, slot.draft, node.parent.number, tree.tokens[:])
-            source = RemoteDistribution(node.chance, fetch)
-        tree.add(node.token, len(tree) - 1, TokenOrigin.DRAFT, source)
+            source = None
+            if node.chance is not None:
+                assert node.parent is not None  # it follows the tree's root
+                fetch = partial(self._fetch, slot, slot.draft, node.parent.number, tree.tokens[:])
+                source = RemoteDistribution(node.chance, fetch)
+            tree.add(node.token, len(tree) - 1, TokenOrigin.DRAFT, source)
 
     def _fetch(self, slot: _WindowSlot, draft: int, node: int, before: Sequence[int]) -> Tensor:
         """The distribution from which `draft` drew the candidate after `node`, which follows the
