@@ -29,7 +29,7 @@ from specdec_core.models.location import located
 from specdec_core.models.packing import multiplied_dtypes, pack_linear_layers
 from specdec_core.models.products import operator as products
 from specdec_core.models.reading import reading
-from specdec_core.models.reduced_draft import ReducedDraftConfig
+from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
 from specdec_core.models.runner import Batch, CacheLost, ModelRunner
 from specdec_core.models.supported import (

@@ -8,7 +8,7 @@ from jobs import train_draft, train_eagle, train_head
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.storage import load_card as load_head_card
 from specdec_core.models.pair import load_pair
-from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.reduced_draft import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.target_tables import target_layers
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 

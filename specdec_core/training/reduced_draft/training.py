@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from specdec_core.base.files import atomic_folder
-from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 from specdec_core.training.recorded.features import TextBatch
 from specdec_core.training.recorded.finished import CARD, TrainingCard

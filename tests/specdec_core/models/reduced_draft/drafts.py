@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from specdec_core.config import PairSpec
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.models.reduced_draft import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 
 

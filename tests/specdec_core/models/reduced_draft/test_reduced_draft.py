@@ -14,7 +14,7 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import check_pair, load_drafts, load_pair, resolve_dtypes
-from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.models.reduced_draft.target_tables import target_embedding
 from specdec_core.models.runner import Batch
 from tests.specdec_core.kinds import chain, configured
