@@ -87,7 +87,7 @@ class ShardedRunner(ModelRunner):
     @property
     def mixes(self) -> bool:  # type: ignore[override]
         if self._mixes is None:
-            self._mixes = bool(self._ask(self._call("mixes")))
+            self._mixes = bool(self._ask("mixes"))
         return self._mixes
 
     def watch_hidden(self, watch: bool) -> None:
@@ -143,7 +143,7 @@ class ShardedRunner(ModelRunner):
         before = list(self._lengths)
         self._forwards += 1
         try:
-            answer = self._ask(self._call(name, batches, *options))
+            answer = self._ask(name, batches, *options)
         except CacheLost:
             raise
         except Exception:
@@ -160,22 +160,19 @@ class ShardedRunner(ModelRunner):
         if number != self._forwards:
             raise RuntimeError("these logits are of an earlier forward, and gone")
         self._eager = True
-        return cast(Tensor, self._ask(self._call("logits")))
-
-    def _call(self, name: str, *arguments: Any) -> Call:
-        return self._number, name, arguments
+        return cast(Tensor, self._ask("logits"))
 
     def _later(self, name: str, *arguments: Any) -> None:
-        self._queue.append(self._call(name, *arguments))
+        self._queue.append((self._number, name, arguments))
 
-    def _ask(self, *calls: Call) -> Any:
-        """Send the queued calls and `calls`; the answer to the last one. Raises
-        :class:`CacheLost`."""
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Send the queued calls and this one; its answer. Raises :class:`CacheLost`."""
+        self._later(name, *arguments)
         queued, self._queue = self._queue, []
         try:
             if self._group_start != self.group.rebuilt:
                 raise ShardLost
-            return self.group.ask([*queued, *calls])
+            return self.group.ask(queued)
         except ShardLost:
             if self._group_start == self.group.rebuilt:
                 self.group.rebuild()
