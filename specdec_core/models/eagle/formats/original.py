@@ -9,7 +9,7 @@ from typing import Any
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.models.eagle.formats import specforge
-from specdec_core.models.eagle.formats.llama import layer_values
+from specdec_core.models.eagle.formats.llama import shape_values
 from specdec_core.models.eagle.head import AnyHead, EagleOneHead
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.weight_files import read_tensors
@@ -33,15 +33,9 @@ def build(config: dict[str, Any], layers: int, name: str) -> AnyHead:
     if "draft_vocab_size" in config:
         return specforge.build(config, layers, name)
     # Its own attention knows `qkv_bias` alone, and heads that divide the width.
-    shape = layer_values({**config, **specforge.NO_BIAS, "head_dim": None}, name)
-    values = {
-        **shape,
-        "draft_vocab_size": shape["vocab_size"],
-        "target_hidden_size": shape["hidden_size"],
-        "feature_layers": (layers,),
-    }
+    shape = shape_values({**config, **specforge.NO_BIAS, "head_dim": None}, {}, name)
     return EagleOneHead(
-        parse(EagleSettings, values, name),
+        parse(EagleSettings, {**shape, "feature_layers": (layers,)}, name),
         fc_bias=bool(config.get("bias", True)),
         qkv_bias=bool(config.get("qkv_bias", False)),
     )

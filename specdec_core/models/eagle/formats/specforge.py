@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.config import parse
-from specdec_core.models.eagle.formats.llama import layer_values
+from specdec_core.models.eagle.formats.llama import shape_values
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.settings import EagleSettings, default_layers
 
@@ -23,13 +23,8 @@ def recognises(config: dict[str, Any], folder: Path) -> bool:
 
 def build(config: dict[str, Any], layers: int, name: str) -> EagleHead:
     """The head of that shape, without its weights."""
-    shape = layer_values({**config, **NO_BIAS}, name)
-    values = {
-        **shape,
-        "draft_vocab_size": config.get("draft_vocab_size") or shape["vocab_size"],
-        "target_hidden_size": config.get("target_hidden_size") or shape["hidden_size"],
-        "feature_layers": _feature_layers(config, layers),
-    }
+    shape = shape_values({**config, **NO_BIAS}, config, name)
+    values = {**shape, "feature_layers": _feature_layers(config, layers)}
     return EagleHead(parse(EagleSettings, values, name))
 
 

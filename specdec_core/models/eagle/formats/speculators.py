@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Value, parse
-from specdec_core.models.eagle.formats.llama import check_plain, layer_values
+from specdec_core.models.eagle.formats.llama import check_plain, shape_values
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.settings import EagleSettings, default_layers
 
@@ -48,11 +48,8 @@ def build(config: dict[str, Any], layers: int, name: str) -> EagleHead:
     # Without the key, *speculators* takes False, and vLLM True.
     if "norm_before_residual" not in config:
         raise UserError(f"{name}: norm_before_residual is missing; true or false")
-    shape = layer_values(layer, name)
     values = {
-        **shape,
-        "draft_vocab_size": config.get("draft_vocab_size") or shape["vocab_size"],
-        "target_hidden_size": config.get("target_hidden_size") or shape["hidden_size"],
+        **shape_values(layer, config, name),
         "feature_layers": config.get(_LAYERS) or default_layers(layers),
         "norm_before_residual": config["norm_before_residual"],
         "norm_before_fc": config.get("norm_before_fc", False),
