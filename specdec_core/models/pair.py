@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -341,8 +340,7 @@ def _load_model(
     model: PreTrainedModel
     if isinstance(config, ReducedDraftConfig) and target is not None:
         kind = config.dtype if kind == "auto" else kind
-        folder = Path(located(name))
-        model = load_reduced(name, folder, config, target, fingerprint(target), kind)
+        model = load_reduced(name, target, kind)
     else:
         model = load_weights(name, kind)
     with reading(name, "run a first forward", located(name)):

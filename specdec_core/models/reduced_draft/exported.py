@@ -18,9 +18,9 @@ from transformers import LlamaConfig
 
 from specdec_core.base.files import alone, atomic_folder
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models.fingerprints import fingerprint, model_folder
-from specdec_core.models.loading import load_config, load_tokenizer
-from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.fingerprints import fingerprint
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.models.reduced_draft.storing import load_reduced
 from specdec_core.models.weight_files import WEIGHTS
 
@@ -33,11 +33,7 @@ def exported_draft(name: str, target: str, dtype: torch.dtype) -> Path:
     if not folder.is_dir():
         with alone(folder):
             if not folder.is_dir():  # not made by another process meanwhile
-                stored = model_folder(name)
-                config = load_config(name)
-                assert isinstance(config, ReducedDraftConfig)
-                own = stored, config, target, fingerprint(target), dtype
-                _write(load_reduced(name, *own), target, folder)
+                _write(load_reduced(name, target, dtype), target, folder)
     return folder
 
 

@@ -22,6 +22,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Value, parse
 from specdec_core.models import int8
 from specdec_core.models.draft_vocabulary import draft_vocabulary
+from specdec_core.models.fingerprints import fingerprint, model_folder
+from specdec_core.models.loading import load_config
 from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.target_tables import target_embedding, target_output
 from specdec_core.models.weight_files import WEIGHTS, check_tensors, read_tensors
@@ -64,24 +66,19 @@ def reduced_of(config: ReducedDraftConfig, name: str) -> Reduced:
     return reduced
 
 
-def load_reduced(
-    name: str,
-    folder: Path,
-    config: ReducedDraftConfig,
-    target: str,
-    fingerprint: str,
-    dtype: torch.dtype,
-) -> ReducedDraft:
-    """The draft in `folder`, for the `target` of that name with the weights of this `fingerprint`;
-    on the CPU and in evaluation mode. Raises :class:`UserError` where it is damaged or for another
-    target, or the target's embedding cannot be read."""
+def load_reduced(name: str, target: str, dtype: torch.dtype) -> ReducedDraft:
+    """The draft of that name, for the `target` of that name; on the CPU and in evaluation mode.
+    Raises :class:`UserError` where it is damaged or for another target, or the target's embedding
+    cannot be read."""
+    config = load_config(name)
+    assert isinstance(config, ReducedDraftConfig)
     reduced = reduced_of(config, name)
-    if reduced.target_fingerprint != fingerprint:
+    if reduced.target_fingerprint != (weights_here := fingerprint(target)):
         raise UserError(
             f"{name}: was trained for another target (weights {reduced.target_fingerprint}, this"
-            f" target's are {fingerprint})"
+            f" target's are {weights_here})"
         )
-    tensors = int8.unpacked(read_tensors(folder, name), name)
+    tensors = int8.unpacked(read_tensors(model_folder(name), name), name)
     with torch.device("meta"):
         model = ReducedDraft(config)
     _check(model, reduced, tensors, name)
