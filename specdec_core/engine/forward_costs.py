@@ -88,8 +88,9 @@ class ForwardCosts:
             return self._measured(name)
 
     def _measured(self, name: str) -> MeasuredForward:
-        target = self._target
-        timed = partial(time_forward, target) if isinstance(target, ModelRunner) else target
+        timed = self._target
+        if isinstance(timed, ModelRunner):
+            timed = partial(time_forward, timed)
         if name in self._pair.draft_models:
             own = self._drafts.open(name)
         else:
