@@ -341,7 +341,7 @@ class _ServerSweep:
         first = None
         if self.race.repeats > 1:
             first = self._race("first runs", modes, prompts, command, repeats=1)
-            simulated = as_served(simulated, profile, first, known, self.observer)
+            simulated = as_served(simulated, first, known)
             slower = set.intersection(*(shown_slower(first.rows, load) for load in loads))
             quicker = [mode for mode in modes if mode.name not in slower]
             modes = joined(self._finalists(simulated, profile, known), quicker)

@@ -12,36 +12,18 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
-from specdec_core.cost import Profile
 from specdec_core.evidence.server_choice import ServerRace
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.servers.server import Mode
 
-ADDED = 1e-3  # seconds of a round, to simulate how many rounds a token takes
 LEAST = 0.1  # of the simulated seconds are left at least
 
 
-def as_served(
-    simulated: Simulated,
-    profile: Profile,
-    first: ServerRace,
-    modes: Mapping[str, Mode],
-    observer: Observer,
-) -> Simulated:
+def as_served(simulated: Simulated, first: ServerRace, modes: Mapping[str, Mode]) -> Simulated:
     """`simulated` at the speeds of the server while it serves, by its `first` runs. `modes` are
     the modes of the simulated configurations, by the configurations' ids; the rows have the modes'
     names. A family without a run takes longer by what autoregressive decoding does."""
-    longer = {"round_overhead": profile.round_overhead + ADDED}
-    candidates = [each for each in simulated.known.values() if each.id != simulated.baseline.id]
-    slowed = Simulated(
-        candidates,
-        simulated.replay,
-        profile.model_copy(update=longer),
-        simulated.workload,
-        observer,
-    )
     rows = {row.name: row for row in first.rows}
     known = {key: mode for key, mode in modes.items() if key in simulated.known}
     families = pd.Series({key: _family(simulated.known[key], mode) for key, mode in known.items()})
@@ -49,8 +31,9 @@ def as_served(
     for load in simulated.traffic.loads:
         assert load.clients is not None  # a server is swept at numbers of clients
         at = next(each for each in first.loads if each.key == load.key)
-        seconds = load.clients / simulated.values(load)[list(simulated.known)]
-        rounds = (load.clients / slowed.values(load) - seconds) / ADDED
+        table = simulated.at(load).loc[list(simulated.known)]
+        seconds = load.clients / table["tokens_per_second"]
+        rounds = seconds * table["steps"] / table["seconds"]
         served = {
             key: load.clients / row.tokens_per_second(at)
             for key, mode in known.items()

@@ -35,8 +35,8 @@ class Simulated:
     `table` has a row for each configuration and load: `load`, its label; `clients`, 0 of an open
     loop; `config_id`; `decoded_live`, whether its rounds were decoded rather than replayed;
     `tokens_per_second`, `request_speed`, `goodput` and medians of `ttft` and `tpot` (see
-    :class:`~specdec_core.search.load.measures.LoadMeasures`); the `seconds` that were simulated and
-    those that it `took`.
+    :class:`~specdec_core.search.load.measures.LoadMeasures`); the `steps` and `seconds` that were
+    simulated, and the seconds that it `took`.
     """
 
     def __init__(
@@ -65,10 +65,13 @@ class Simulated:
             further = list(self.known.values())
         self.table = pd.DataFrame(rows + self._simulate(further, self.traffic, observer))
 
+    def at(self, load: Load) -> pd.DataFrame:
+        """The rows of :attr:`table` at a load, by id."""
+        return self.table[self.table["load"] == load.label].set_index("config_id")
+
     def values(self, load: Load) -> pd.Series:
         """The objective at a load, by id."""
-        rows = self.table[self.table["load"] == load.label]
-        return rows.set_index("config_id")[self.by]
+        return self.at(load)[self.by]
 
     def at_speeds(self, speeds: Mapping[str, pd.Series]) -> Self:
         """The known configurations with other tokens a second: by the loads' labels, of
@@ -124,6 +127,7 @@ class Simulated:
                         "goodput": measures.goodput,
                         "ttft": measures.value("ttft", 50),
                         "tpot": measures.tpot.get(50, float("nan")),
+                        "steps": simulation.steps,
                         "seconds": simulation.seconds,
                         "took": simulation.took,
                     }

@@ -46,7 +46,7 @@ def test_other_settings_of_a_family_take_as_long_as_its_first_runs_show(replay, 
             row.runs[at.key] = [records(0.1 * scale, 0.1 * scale, load)]
         rows.append(row)
     first = SimpleNamespace(rows=rows, loads=list(truth.traffic.loads))
-    found = as_served(simulated, PROFILE, first, modes, Observer())
+    found = as_served(simulated, first, modes)
     for load in truth.traffic.loads:
         expected, corrected = truth.values(load), found.values(load)
         for each in (AUTOREGRESSIVE, SHORT, LONG, LOOKUP):
@@ -70,7 +70,7 @@ def test_a_failed_first_run_corrects_nothing(replay):
     for runs in row.runs.values():
         runs[0][0].error = "the answer broke off"
     first = SimpleNamespace(rows=[row], loads=list(simulated.traffic.loads))
-    found = as_served(simulated, PROFILE, first, modes, Observer())
+    found = as_served(simulated, first, modes)
     for load in simulated.traffic.loads:
         expected = simulated.values(load)[found.values(load).index]
         assert list(found.values(load)) == pytest.approx(list(expected))
