@@ -32,7 +32,8 @@ class LiveSteps:
         self.records: pd.DataFrame = run_clients(engine, requests, clients)
 
     @property
-    def candidates(self) -> list[list[int]]:
-        """The number of candidates of each request in each step."""
+    def steps(self) -> list[tuple[StepPlan, list[int]]]:
+        """The plan of each step, and the number of candidates of each request in it."""
         rounds = {name: iter(each.rounds) for name, each in self.generations.items()}
-        return [[next(rounds[name]).drafted for name in step] for step in self.decoded]
+        candidates = ([next(rounds[name]).drafted for name in step] for step in self.decoded)
+        return list(zip(self.plans, candidates, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from specdec_core.engine.prefixes import CachedPrefixes
 from specdec_core.engine.scheduler import Limits, Scheduler, StepPlan
@@ -32,20 +31,11 @@ class SimulatedRequest:
         self.state = self.state._replace(held=held, read=read)
 
 
-class SimulatedStep(NamedTuple):
-    """A step as the scheduler planned it, and the candidates of each request that decoded."""
-
-    plan: StepPlan
-    candidates: list[int]
-
-
 class Replica:
     """An engine that decodes under one configuration: :meth:`begin` begins a step, :meth:`end` ends
     it."""
 
-    def __init__(
-        self, costs: StepCosts, limits: Limits, log: list[SimulatedStep] | None = None
-    ) -> None:
+    def __init__(self, costs: StepCosts, limits: Limits) -> None:
         answers = costs.answers
         shares = limits.share_prefixes and answers.texts is not None
         self.scheduler = Scheduler(limits, self._place if shares else None)
@@ -58,7 +48,6 @@ class Replica:
         self._waiting: dict[str, SimulatedRequest] = {}
         self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: where its prefix is, how long it is
-        self._log = log
         self._began, self._plan = 0.0, StepPlan()  # of the last step
         self._rounds: list[tuple[SimulatedRequest, RoundCost]] = []  # of the last step
 
@@ -109,8 +98,6 @@ class Replica:
         self.steps += 1
         self.busy_seconds += now - self._began
         rounds = self._rounds
-        if self._log is not None:
-            self._log.append(SimulatedStep(self._plan, [cost.drafted for _, cost in rounds]))
         self.scheduler.fed([cost.drafted for each, cost in rounds if each.first is not None])
         finished = []
         for request, cost in rounds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from time import perf_counter
@@ -19,7 +19,7 @@ import pandas as pd
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
-from specdec_core.search.load.replica import Replica, SimulatedRequest, SimulatedStep
+from specdec_core.search.load.replica import Replica, SimulatedRequest
 from specdec_core.search.load.step_costs import RequestShape, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
@@ -34,12 +34,9 @@ class Simulation:
 
     records: pd.DataFrame
     steps: int
-    rounds: int  # of all requests
     seconds: float  # simulated, until the last step's end
     took: float  # seconds of simulating
     busy: list[float]  # the share of the time that each replica steps
-    preemptions: int
-    log: list[SimulatedStep] = field(default_factory=list)  # of a single replica, where wanted
 
     def measure(self, slo: Slo | None = None) -> LoadMeasures:
         return measure(self.records, slo)
@@ -68,16 +65,12 @@ def shapes_of_trace(
 
 
 def simulate_clients(
-    costs: StepCosts,
-    shapes: Sequence[RequestShape],
-    clients: int,
-    limits: Limits,
-    log: bool = False,
+    costs: StepCosts, shapes: Sequence[RequestShape], clients: int, limits: Limits
 ) -> Simulation:
     """A closed loop: each of `clients` clients sends the next of `shapes` to one replica when its
     last request is answered."""
-    loop = _EventLoop(costs, limits, 1, log)
-    return loop.run(shapes, [0.0] * min(clients, len(shapes)), closed=True)
+    arrivals = [0.0] * min(clients, len(shapes))
+    return _EventLoop(costs, limits, replicas=1).run(shapes, arrivals, closed=True)
 
 
 def simulate_arrivals(
@@ -86,28 +79,24 @@ def simulate_arrivals(
     arrivals: Sequence[float],
     limits: Limits,
     replicas: int = 1,
-    log: bool = False,
 ) -> Simulation:
     """An open loop: each of `shapes` arrives at its second of `arrivals`, in increasing order. It
     goes to the less busy of two random replicas, as with Ray Serve."""
-    loop = _EventLoop(costs, limits, replicas, log)
-    return loop.run(shapes, arrivals, closed=False)
+    return _EventLoop(costs, limits, replicas).run(shapes, arrivals, closed=False)
 
 
 class _EventLoop:
     """The replicas, and the events to come."""
 
-    def __init__(self, costs: StepCosts, limits: Limits, replicas: int, log: bool) -> None:
+    def __init__(self, costs: StepCosts, limits: Limits, replicas: int) -> None:
         self.costs = costs
-        self.log: list[SimulatedStep] = []
-        self.replicas = [Replica(costs, limits, self.log if log else None) for _ in range(replicas)]
+        self.replicas = [Replica(costs, limits) for _ in range(replicas)]
         self.running = [False] * replicas  # whether a step is under way or about to begin
         self.random = random.Random(0)
         # Time, kind, order, and the number of the request or replica.
         self.events: list[tuple[float, int, int, int]] = []
         self.order = count()
         self.rows: list[tuple[object, ...]] = []
-        self.rounds = 0
 
     def run(
         self, shapes: Sequence[RequestShape], arrivals: Sequence[float], closed: bool
@@ -156,11 +145,8 @@ class _EventLoop:
         return min(first, second, key=lambda each: self.replicas[each].requests)
 
     def _record(self, request: SimulatedRequest, now: float) -> None:
-        times, state = (request.sent, request.first, now), request.state
-        self.rounds += state.rounds
-        self.rows.append(
-            (request.index, *times, request.shape.prompt_tokens, state.generated, None)
-        )
+        times, tokens = (request.sent, request.first, now), request.state.generated
+        self.rows.append((request.index, *times, request.shape.prompt_tokens, tokens, None))
 
     def _result(self, seconds: float, took: float) -> Simulation:
         records = pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))
@@ -168,10 +154,7 @@ class _EventLoop:
         return Simulation(
             records=records,
             steps=sum(replica.steps for replica in self.replicas),
-            rounds=self.rounds,
             seconds=seconds,
             took=took,
             busy=[replica.busy_seconds / total for replica in self.replicas],
-            preemptions=sum(replica.scheduler.preemptions for replica in self.replicas),
-            log=self.log,
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ from specdec_core.search.load.decoded import (
     with_decoded,
 )
 from specdec_core.search.load.live import run_arrivals
+from specdec_core.search.load.replica import Replica
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import State, StepCosts
@@ -94,24 +96,26 @@ def test_the_steps_are_the_live_engines(kind, limits, tiny_pair):
     for clients in (1, 4):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
         live = LiveSteps(engine, requests, clients)
-        found = simulated(answers, clients, LIMITS[limits])
-        assert_alike(found, live)
-        assert found.records["tokens"].tolist() == live.records["tokens"].tolist()
+        steps, records = simulated(answers, clients, LIMITS[limits])
+        assert steps == live.steps
+        assert records["tokens"].tolist() == live.records["tokens"].tolist()
         if "shared" in limits:
             assert engine.prefixes.hits > 0
         if clients == 4 and LIMITS[limits].cache_tokens:
-            assert found.preemptions == engine.scheduler.preemptions > 0
+            assert engine.scheduler.preemptions > 0
 
 
 def simulated(answers, clients, limits=LIMITS["four"]):
-    """Every prompt, asked once."""
-    shapes = shapes_of(answers, len(answers))
-    return simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, clients, limits, log=True)
+    """The plan of each step with its candidates, and records. Every prompt is asked once."""
+    shapes, steps, end = shapes_of(answers, len(answers)), [], Replica.end
 
+    def noted(replica, now):
+        steps.append((replica._plan, [cost.drafted for _, cost in replica._rounds]))
+        return end(replica, now)
 
-def assert_alike(simulation, live):
-    assert [step.plan for step in simulation.log] == live.plans
-    assert [step.candidates for step in simulation.log] == live.candidates
+    with patch.object(Replica, "end", noted):
+        found = simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, clients, limits)
+    return steps, found.records
 
 
 def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair):
@@ -182,8 +186,8 @@ def test_live_rounds_simulate_as_replayed_ones(name, replay, decode):
     for clients in (1, 4):
         told = (replayed_answers(known, configuration) for known in (replay, live))
         runs = [simulated(answers, clients) for answers in told]
-        pd.testing.assert_frame_equal(runs[0].records, runs[1].records)
-        assert runs[0].log == runs[1].log
+        assert runs[0][0] == runs[1][0]
+        pd.testing.assert_frame_equal(runs[0][1], runs[1][1])
 
 
 def test_a_tree_is_simulated_as_the_engine_decodes_it(replay, decode, tiny_pair):
@@ -193,7 +197,7 @@ def test_a_tree_is_simulated_as_the_engine_decodes_it(replay, decode, tiny_pair)
     requests = [replace(request, id=str(n)) for n, request in prompts]
     for clients in (1, 4):
         live = LiveSteps(Engine(tiny_pair, tree, 4), requests, clients)
-        assert_alike(simulated(replayed_answers(known, tree), clients), live)
+        assert simulated(replayed_answers(known, tree), clients)[0] == live.steps
 
 
 def test_what_cannot_be_replayed_competes_and_is_marked(replay, decode):
@@ -283,7 +287,7 @@ def test_the_steps_of_answers_are_the_live_engines(kind, limits, answers_replay,
     for clients in (1, 2, 5):
         engine = Engine(tiny_pair, configuration, limits=limits)
         live = LiveSteps(engine, requests(answers_replay), clients)
-        assert_alike(simulated(answers, clients, limits), live)
+        assert simulated(answers, clients, limits)[0] == live.steps
         used |= {r.arm for g in live.generations.values() for r in g.rounds}
     assert len(used) > 1
 
@@ -292,9 +296,9 @@ def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(answers_replay, ti
     configuration = schedule({1: {"kind": "heuristic", "start": 3}, 2: None})
     answers = replayed_answers(answers_replay, configuration)
     live = LiveSteps(Engine(tiny_pair, configuration, 2), requests(answers_replay), 1)
-    assert_alike(simulated(answers, 1, Limits(2)), live)
+    assert simulated(answers, 1, Limits(2))[0] == live.steps
     # With changes of the load it still answers everything.
-    records = simulated(answers, 2, Limits(2)).records
+    _, records = simulated(answers, 2, Limits(2))
     assert records["tokens"].tolist() == list(answers.lengths)
 
 

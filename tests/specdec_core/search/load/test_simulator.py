@@ -150,11 +150,9 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again():
     ]
     shapes = shapes_of_trace(answers, trace, new_tokens=64)
     assert shapes == [RequestShape(0, 99, 12), RequestShape(0, 10, 2), RequestShape(0, 10, 5)]
-    simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT), shapes, [0.0] * 3, Limits(4), log=True
-    )
+    simulation = simulate_arrivals(StepCosts(answers, CONSTANT), shapes, [0.0] * 3, Limits(4))
     assert simulation.records["tokens"].tolist() == [12, 2, 5]
-    assert simulation.rounds == 4 + 2 + 2, "there is but one first round"
+    assert simulation.steps == 4, "there is but one first round"
 
 
 def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too():
