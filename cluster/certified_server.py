@@ -16,12 +16,12 @@ from specdec_core.base.uris import without_passwords
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.evidence.certificate.certificate import CertifiedServer, Checks
 from specdec_core.evidence.certificate.certify import Extent, in_float32
+from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, check_outputs
 from specdec_core.evidence.certificate.served import (
-    Asked,
-    Reference,
-    Speculated,
-    check_server,
+    first_turns,
     gives_logprobs,
+    server_outputs,
+    server_reference,
 )
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt import Prompt
@@ -57,13 +57,13 @@ def check_engine(
         UserError: the server is not installed, has no such configuration, or does not start.
     """
     pair = served_pair(spec)
-    asked, clients = Asked.of(prompts, pair, extent), extent.slots
+    asked, clients = first_turns(prompts, pair, extent), extent.slots
     mode = server.mode_of(configuration, models_in(server, pair))
     if mode.autoregressive:
         raise UserError(f"{server.title}: {configuration.label} drafts nothing, which is no change")
     with TemporaryDirectory() as scratch, _started(server, pair, mode, clients, scratch) as found:
         answerer, version, settings = found
-        speculated = Speculated.of(answerer, asked, clients, observer)
+        speculated = server_outputs(answerer, asked, clients, observer)
     plain = Mode(server.title, {})
     with TemporaryDirectory() as scratch, _started(server, pair, plain, clients, scratch) as found:
         answerer, *_ = found
@@ -90,9 +90,9 @@ def check_running(
         UserError: a server does not answer, or there are no weights on this machine.
     """
     pair = served_pair(spec)
-    asked, clients = Asked.of(prompts, pair, extent), extent.slots
+    asked, clients = first_turns(prompts, pair, extent), extent.slots
     with _open(address, pair) as server:
-        speculated = Speculated.of(server, asked, clients, observer)
+        speculated = server_outputs(server, asked, clients, observer)
         version = server.version
     if against is None:
         checks, compared = _compared(speculated, asked, pair, clients, observer)
@@ -119,11 +119,11 @@ def _compared(
     the target's weights; and the reference in words."""
     dtype = pair.spec.runner.target_dtype
     if plain is not None and gives_logprobs(plain, asked):
-        reference = Reference.of_server(plain, asked, pair, clients, observer)
+        reference = server_reference(plain, asked, pair, clients, observer)
     else:
         name, pair = WEIGHTS, in_float32(load_pair(pair.spec))
         reference = Reference.of_weights(pair, asked, observer)
-    return check_server(speculated, reference, asked, pair, dtype, clients, observer), name
+    return check_outputs(speculated, reference, asked, pair, dtype, clients, observer), name
 
 
 @contextmanager

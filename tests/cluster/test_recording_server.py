@@ -19,7 +19,8 @@ from specdec_core.base.observer import Observer
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.evidence.certificate.certify import Extent
-from specdec_core.evidence.certificate.served import Asked, Reference, Speculated, compared_greedy
+from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, compared_greedy
+from specdec_core.evidence.certificate.served import server_outputs
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.prompts.source import PromptSource
@@ -273,7 +274,7 @@ def test_in_short_types_near_ties_may_differ(dtype, margin, passed):
     asked = Asked([Request("one", (1, 2), 3), Request("two", (1,), 3)], [])
     found = Speculated([[5, 6, 7], [5, 6, 7]], [])
     reference = Reference([[5, 6, 7], [5, 9, 7]], lambda tokens, preferred, other: margin)
-    greedy = compared_greedy(found, reference, asked, dtype, clients=2)
+    greedy = compared_greedy(found, reference, asked, dtype, slots=2)
     assert (greedy.differing, greedy.passed) == (1, passed)
     assert "prompt two, token 1: 6 in place of 9" in greedy.first
 
@@ -282,9 +283,9 @@ def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair)
     asked = Asked([Request("one", (1, 2, 1, 2, 1), 8)], [])
     read = tiny_pair.tokenizer, tiny_pair.eos_token_ids
     speculating, plain = (AnswerServer(url, *read) for url in urls)
-    assert Speculated.of(speculating, asked, 1, Observer()).greedy
+    assert server_outputs(speculating, asked, 1, Observer()).greedy
     with pytest.raises(UserError, match="drafts no candidate tokens"):
-        Speculated.of(plain, asked, 1, Observer())
+        server_outputs(plain, asked, 1, Observer())
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,23 @@
-"""All checks that a certificate needs, on real prompts."""
+"""All checks that a certificate needs, on real prompts, in this library's engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.evidence.bench.race import EngineContestant, race
-from specdec_core.evidence.bench.result import first_difference
-from specdec_core.evidence.certificate.certificate import Checks, GreedyIdentity, LiveSpeed
-from specdec_core.evidence.certificate.decoding import decoded
-from specdec_core.evidence.certificate.distribution import check_distribution
+from specdec_core.evidence.certificate.certificate import Checks, LiveSpeed
+from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, check_outputs
+from specdec_core.measure.losses import again_if_lost
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt import Prompt
-from specdec_core.tokens.statistics import paired_ratio
+from specdec_core.tokens.statistics import Counts, Generation, paired_ratio
 
 FLOAT32 = {"target_dtype": "float32", "draft_dtype": "float32"}
 
@@ -46,18 +45,13 @@ def check_all(
     of the pair, the outputs are those of its models in float32. Raises :class:`UserError` where it
     cannot be decoded."""
     speed = time_live(pair, configuration, prompts[: extent.timed], extent, observer)
-    exact = in_float32(pair)
-    requests = requests_of(prompts, exact, extent.max_new_tokens)
-    repeated = [
-        replace(request, id=f"{request.id} {n}", seed=number * extent.texts + n)
-        for number, request in enumerate(requests)
-        for n in range(extent.texts)
-    ]
-    return Checks(
-        greedy=check_greedy(exact, configuration, requests, extent.slots, observer),
-        sampled=check_distribution(exact, configuration, repeated, extent.slots, observer),
-        speed=speed,
-    )
+    exact, slots = in_float32(pair), extent.slots
+    asked = Asked.of(requests_of(prompts, exact, extent.max_new_tokens), extent.texts)
+    reference = Reference.of_weights(exact, asked, observer, configuration.sampling)
+    found = speculated(exact, configuration, asked, slots, observer)
+    dtype = exact.spec.runner.target_dtype
+    checks = check_outputs(found, reference, asked, exact, dtype, slots, observer)
+    return checks.model_copy(update={"speed": speed})
 
 
 def in_float32(pair: Pair) -> Pair:
@@ -93,57 +87,35 @@ def time_live(
     )
 
 
-def check_greedy(
-    pair: Pair,
-    configuration: Configuration,
-    requests: Sequence[Request],
-    slots: int,
-    observer: Observer,
-) -> GreedyIdentity:
-    """Decode `requests` with `slots` of them at a time, and each alone and autoregressively.
+def speculated(
+    pair: Pair, configuration: Configuration, asked: Asked, slots: int, observer: Observer
+) -> Speculated:
+    """The engine's outputs under a configuration, `slots` of them at a time, because sharing steps
+    with other requests must change nothing either: greedy ones, and sampled ones, at temperature 1
+    where the configuration is greedy. Raises :class:`UserError` where a draft that drafts meanwhile
+    was never in time: nothing would have been checked."""
+    sampling = configuration.sampling
+    drawn = sampling.model_copy(update={"temperature": 1.0}) if sampling.greedy else sampling
+    greedy = sampling.model_copy(update={"temperature": 0.0})
 
-    Sharing steps with other requests must change nothing either, as when serving.
-    """
-    observer.stage("greedy texts, autoregressive", len(requests))
-    greedy = {"sampling": configuration.sampling.model_copy(update={"temperature": 0.0})}
-    alone, ours = (c.model_copy(update=greedy) for c in (AUTOREGRESSIVE, configuration))
-    expected = Engine(pair, alone).generate(requests, lambda _: observer.step())
-    observer.stage("greedy texts, speculative", len(requests))
-    found = decoded(pair, ours, requests, slots, observer)
-    differing, first = 0, ""
-    for request, one, other in zip(requests, found, expected, strict=True):
-        if one.tokens != other.tokens:
-            differing += 1
-            first = first or difference(request, one.tokens, other.tokens, partial(margin_of, pair))
-    return GreedyIdentity(
-        prompts=len(requests),
-        tokens=sum(len(generation.tokens) for generation in expected),
-        slots=slots,
-        differing=differing,
-        first=first,
+    def decoded(stage: str, requests: Sequence[Request], own: Sampling) -> list[list[int]]:
+        observer.stage(stage, len(requests))
+
+        def decode() -> list[Generation]:
+            engine = Engine(pair, configuration.model_copy(update={"sampling": own}), slots)
+            engine.wait_for_draft()
+            with pair.undisturbed():
+                return engine.generate(requests, lambda _: observer.step())
+
+        found = again_if_lost(decode, observer)
+        if configuration.asynchronous and not Counts.of(found).n_drafted:
+            raise UserError(
+                f"{configuration.label}: no candidate came in time, nothing was checked"
+            )
+        return [generation.tokens for generation in found]
+
+    return Speculated(
+        decoded("greedy texts, speculative", asked.greedy, greedy),
+        decoded("sampled texts", asked.sampled, drawn),
+        drawn,
     )
-
-
-def difference(
-    request: Request,
-    ours: Sequence[int],
-    theirs: Sequence[int],
-    margin: Callable[[Sequence[int], int, int], float],
-) -> str:
-    """Where two texts begin to differ, and by how much the target prefers its own token: next to
-    nothing tells of a tie that rounding decides, and not of a fault. `margin` gives that for the
-    tokens before, the target's token and the other one."""
-    at = first_difference(ours, theirs)
-    if at is None or at == min(len(ours), len(theirs)):
-        return f"prompt {request.id}, after token {at}: one of the texts ends there"
-    higher = margin([*request.tokens, *theirs[:at]], theirs[at], ours[at])
-    return (
-        f"prompt {request.id}, token {at}: {ours[at]} in place of {theirs[at]}, whose logit is"
-        f" {higher:.2g} higher"
-    )
-
-
-def margin_of(pair: Pair, tokens: Sequence[int], preferred: int, other: int) -> float:
-    """By how much the target's logit of one token is higher than that of another."""
-    logits = pair.logits(tokens)[-1].float()
-    return float(logits[preferred] - logits[other])

@@ -26,10 +26,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration, Sampling
-from specdec_core.engine import Request
+from specdec_core.config import Sampling
 from specdec_core.evidence.certificate.certificate import Favour, SampledDistribution
-from specdec_core.evidence.certificate.decoding import decoded
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.text_warper import TextRules, TextWarper
@@ -47,25 +45,6 @@ Favoured = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 # The target's probabilities (positions, vocabulary) for each token of an output behind its first,
 # by the prompt and the output. Those that are unknown are 0.
 Known = Callable[[Sequence[int], Sequence[int]], Tensor]
-
-
-def check_distribution(
-    pair: Pair,
-    configuration: Configuration,
-    requests: Sequence[Request],
-    slots: int,
-    observer: Observer,
-) -> SampledDistribution:
-    """Sample an output for each of `requests` as `configuration` does, at temperature 1 where that
-    is greedy, and compare each token with the target's probabilities. Seeds must differ."""
-    sampling = configuration.sampling
-    if sampling.greedy:
-        sampling = sampling.model_copy(update={"temperature": 1.0})
-    sampled = configuration.model_copy(update={"sampling": sampling})
-    observer.stage("sampled texts", len(requests))
-    found = decoded(pair, sampled, requests, slots, observer)
-    texts = [(r.tokens, g.tokens) for r, g in zip(requests, found, strict=True)]
-    return compare(pair, sampling, texts, observer)
 
 
 @torch.inference_mode()

@@ -13,9 +13,8 @@ are the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -24,66 +23,31 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Sampling
-from specdec_core.engine import Engine, Request
-from specdec_core.evidence.bench.result import first_difference
-from specdec_core.evidence.certificate.certificate import Checks, GreedyIdentity
-from specdec_core.evidence.certificate.certify import Extent, difference, margin_of
-from specdec_core.evidence.certificate.distribution import Known, compare
+from specdec_core.engine import Request
+from specdec_core.evidence.certificate.certify import Extent
+from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations, turn_id
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.completions import SAMPLED, TOPS, AnswerServer, NoAnswer
 
-SAMPLING = Sampling(temperature=1.0)
-_TIE = 0.5  # difference of two logits that rounding to bfloat16 or float16 may turn round
+
+def first_turns(prompts: Sequence[Prompt], pair: Pair, extent: Extent) -> Asked:
+    """Requests for the first turn of each prompt. Raises :class:`UserError` for a prompt that does
+    not fit."""
+    length = extent.max_new_tokens
+    asked = conversations(prompts, pair.tokenizer, length, pair.max_length)
+    greedy = [Request(turn_id(c.prompt.id, 1), c.tokens([]), length) for c in asked]
+    return Asked.of(greedy, extent.texts)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The requests of the checks: the first turn of each prompt, and several samples for each."""
-
-    greedy: list[Request]
-    sampled: list[Request]
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt], pair: Pair, extent: Extent) -> Asked:
-        """Raises :class:`UserError` for a prompt that does not fit."""
-        length = extent.max_new_tokens
-        asked = conversations(prompts, pair.tokenizer, length, pair.max_length)
-        greedy = [Request(turn_id(c.prompt.id, 1), c.tokens([]), length) for c in asked]
-        sampled = [
-            replace(request, id=f"{request.id} {n}", seed=number * extent.texts + n)
-            for number, request in enumerate(greedy)
-            for n in range(extent.texts)
-        ]
-        return cls(greedy, sampled)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Decoding without speculation: greedy outputs; by how much it prefers one token to another
-    behind given ones; and probabilities, unless the target's weights give them."""
-
-    greedy: Sequence[Sequence[int]]
-    margin: Callable[[Sequence[int], int, int], float]
-    known: Known | None = None
-
-    @classmethod
-    def of_server(
-        cls, server: AnswerServer, asked: Asked, pair: Pair, clients: int, observer: Observer
-    ) -> Reference:
-        """Raises :class:`UserError` where the server does not answer."""
-        greedy = answers(server, asked.greedy, clients, observer, "greedy texts, autoregressive")
-        size = pair.target.config.get_text_config(decoder=True).vocab_size
-        return cls(greedy, partial(_margin, server), partial(_known, server, size))
-
-    @classmethod
-    def of_weights(cls, pair: Pair, asked: Asked, observer: Observer) -> Reference:
-        """The loaded target."""
-        observer.stage("greedy texts, autoregressive", len(asked.greedy))
-        generations = Engine(pair, AUTOREGRESSIVE).generate(asked.greedy, lambda _: observer.step())
-        return cls([each.tokens for each in generations], partial(margin_of, pair))
+def server_reference(
+    server: AnswerServer, asked: Asked, pair: Pair, clients: int, observer: Observer
+) -> Reference:
+    """A server without speculation. Raises :class:`UserError` where it does not answer."""
+    greedy = answers(server, asked.greedy, clients, observer, "greedy texts, autoregressive")
+    size = pair.target.config.get_text_config(decoder=True).vocab_size
+    return Reference(greedy, partial(_margin, server), partial(_known, server, size))
 
 
 def gives_logprobs(server: AnswerServer, asked: Asked) -> bool:
@@ -124,67 +88,19 @@ def answers(
     return found
 
 
-@dataclass(frozen=True)
-class Speculated:
-    """The answers of a server with speculation."""
-
-    greedy: list[list[int]]
-    sampled: list[list[int]]
-
-    @classmethod
-    def of(cls, server: AnswerServer, asked: Asked, clients: int, observer: Observer) -> Speculated:
-        """Raises :class:`UserError` where the server does not answer, or by its metrics drafts
-        nothing."""
-        before = server.candidates or 0.0
-        found = cls(
-            answers(server, asked.greedy, clients, observer, "greedy texts, speculative"),
-            answers(server, asked.sampled, clients, observer, "sampled texts", sampled=True),
-        )
-        if server.candidates == before:
-            raise UserError(f"{server.url}: drafts no candidate tokens: start it with speculation")
-        return found
-
-
-def check_server(
-    found: Speculated,
-    reference: Reference,
-    asked: Asked,
-    pair: Pair,
-    dtype: str,
-    clients: int,
-    observer: Observer,
-) -> Checks:
-    """Compare what a server has answered with a reference. The server's target computes in
-    `dtype`; `pair` has the drafts."""
-    texts = [(r.tokens, output) for r, output in zip(asked.sampled, found.sampled, strict=True)]
-    return Checks(
-        greedy=compared_greedy(found, reference, asked, dtype, clients),
-        sampled=compare(pair, SAMPLING, texts, observer, reference.known),
+def server_outputs(
+    server: AnswerServer, asked: Asked, clients: int, observer: Observer
+) -> Speculated:
+    """The answers of a server with speculation. Raises :class:`UserError` where it does not answer,
+    or by its metrics drafts nothing."""
+    before = server.candidates or 0.0
+    found = Speculated(
+        answers(server, asked.greedy, clients, observer, "greedy texts, speculative"),
+        answers(server, asked.sampled, clients, observer, "sampled texts", sampled=True),
     )
-
-
-def compared_greedy(
-    found: Speculated, reference: Reference, asked: Asked, dtype: str, clients: int
-) -> GreedyIdentity:
-    differing, ties, first = 0, 0, ""
-    for request, ours, theirs in zip(asked.greedy, found.greedy, reference.greedy, strict=True):
-        at = first_difference(ours, theirs)
-        if at is None:
-            continue
-        differing += 1
-        first = first or difference(request, ours, theirs, reference.margin)
-        if dtype != "float32" and at < min(len(ours), len(theirs)):
-            before = [*request.tokens, *theirs[:at]]
-            ties += reference.margin(before, theirs[at], ours[at]) < _TIE
-    return GreedyIdentity(
-        prompts=len(asked.greedy),
-        tokens=sum(map(len, reference.greedy)),
-        slots=clients,
-        differing=differing,
-        first=first,
-        ties=ties,
-        dtype=dtype,
-    )
+    if server.candidates == before:
+        raise UserError(f"{server.url}: drafts no candidate tokens: start it with speculation")
+    return found
 
 
 def _margin(server: AnswerServer, tokens: Sequence[int], preferred: int, other: int) -> float:

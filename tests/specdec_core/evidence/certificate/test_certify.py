@@ -18,8 +18,9 @@ from specdec_core.evidence.certificate.certificate import (
     certificate_path,
     find_certificate,
 )
-from specdec_core.evidence.certificate.certify import Extent, check_all
-from specdec_core.evidence.certificate.distribution import _p_value, check_distribution
+from specdec_core.evidence.certificate.certify import Extent, check_all, speculated
+from specdec_core.evidence.certificate.distribution import _p_value
+from specdec_core.evidence.certificate.outputs import Asked, Reference, check_outputs
 from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
@@ -67,12 +68,15 @@ def test_a_lossy_configuration_fails(tiny_pair):
     assert "in place of" in checks.greedy.first
 
 
-def sampled(pair, texts):
+def sampled(pair, configuration, texts):
     prompts = [tuple(pair.tokenizer(text)["input_ids"]) for text in TEXTS]
-    return [
+    requests = [
         Request(str(n), prompts[n % len(prompts)], 24, seed=n, ignore_eos=True)
         for n in range(texts)
     ]
+    asked, told = Asked([], requests), Observer()
+    found = speculated(pair, configuration, asked, 8, told)
+    return check_outputs(found, Reference([], None), asked, pair, "float32", 8, told).sampled
 
 
 WARPED = {
@@ -85,13 +89,13 @@ WARPED = {
 @pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
 def test_warped_samples_of_a_lossless_configuration_pass(tiny_pair, sampling):
     configuration = FOUR.model_copy(update={"sampling": sampling})
-    found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 40), 8, Observer())
+    found = sampled(tiny_pair, configuration, 40)
     assert found.passed, found
 
 
 def test_a_wrong_residual_is_found(tiny_pair, monkeypatch):
     monkeypatch.setattr(verification, "residual", lambda p, token, q: p)
-    found = check_distribution(tiny_pair, FOUR, sampled(tiny_pair, 100), 8, Observer())
+    found = sampled(tiny_pair, FOUR, 100)
     assert not found.passed
     preferred = next(f for f in found.favours if f.kind.startswith("preferred"))
     assert preferred.shift > preferred.detectable
@@ -105,7 +109,7 @@ def test_tokens_that_top_k_leaves_out_are_found(tiny_pair, monkeypatch):
 
     monkeypatch.setattr("specdec_core.engine.judging.distributions", all_kept)
     configuration = FOUR.model_copy(update={"sampling": Sampling(temperature=1.0, top_k=5)})
-    found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 20), 8, Observer())
+    found = sampled(tiny_pair, configuration, 20)
     assert found.impossible > 0
     assert not found.passed
 
