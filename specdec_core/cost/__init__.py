@@ -5,7 +5,7 @@ Reading a profile needs neither torch nor transformers.
 
 from specdec_core.cost.forward import ForwardCost, ForwardKind, ForwardTerms, Measurement, Work
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.cost.profile import Profile, draft_key, oracle_counts, policy_key, proposer_keys
+from specdec_core.cost.profile import Profile, draft_key, policy_key, proposer_keys
 
 __all__ = [
     "ForwardCost",
@@ -17,7 +17,6 @@ __all__ = [
     "Work",
     "draft_key",
     "load_hardware",
-    "oracle_counts",
     "policy_key",
     "proposer_keys",
 ]

@@ -7,7 +7,7 @@ configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -219,28 +219,3 @@ def proposer_keys(configuration: Configuration, first: str) -> frozenset[str]:
 
 def draft_key(draft: str) -> str:
     return f"draft {draft}"
-
-
-def oracle_counts(disagreements: Sequence[int], lengths: Sequence[int]) -> Counts:
-    """SpecDec++, Thm 4.1: a draft that always stops just before its next rejection.
-
-    For each prompt, `disagreements` is |S|, the greedy positions at which draft and target differ,
-    and `lengths` is N. N_target = |S| + 1 (at most N), N_discarded = 0, and every other token is
-    drafted and accepted.
-    """
-    n = n_target = 0
-    for differing, length in zip(disagreements, lengths, strict=True):
-        if not 0 <= differing <= length:
-            raise ValueError(f"{differing} disagreements in {length} tokens")
-        n += length
-        n_target += min(differing + 1, length)
-    drafted = n - n_target
-    return Counts(
-        requests=len(lengths),
-        n=n,
-        n_draft=drafted,
-        n_target=n_target,
-        n_drafted=drafted,
-        n_accepted=drafted,
-        n_target_tokens=n_target,
-    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
+from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.models.fingerprints import TARGET, fingerprints
 from specdec_core.recordings.find import find_recording, finished, open_named
 from specdec_core.recordings.replay import Replay, check_replayable
@@ -171,12 +171,12 @@ def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
     """The oracle of each recorded draft that the profile knows (SpecDec++, Thm 4.1)."""
     points = []
     for draft in replay.header.pair.drafts:
-        if draft not in profile.drafts or draft in replay.header.eagle_heads:
-            continue
-        trace = replay.track(draft).trace
-        rejected = trace.prompt[trace.trajectory][~trace.agrees]
-        disagreements = np.bincount(rejected, minlength=len(trace.lengths)).tolist()
-        points.append(OraclePoint.of(profile, draft, disagreements, trace.lengths.tolist()))
+        drafter = DraftModelSettings(draft=draft, policy=OracleSettings())
+        oracle = Configuration(drafter=drafter, sampling=replay.header.sampling)
+        if draft in profile.drafts and draft not in replay.header.eagle_heads:
+            counts = replay.run(oracle).counts
+            rate, speedup = counts.metrics()["verification_rate"], profile.speedup(counts, draft)
+            points.append(OraclePoint(draft=draft, verification_rate=rate, speedup=speedup))
     return points
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr
 
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec, distinct_labels
-from specdec_core.cost import Profile, oracle_counts
+from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.result import LoadChoice
@@ -156,21 +156,11 @@ def for_as_many_tokens(
 
 
 class OraclePoint(Document):
-    """SpecDec++ Theorem 4.1 for one draft: no discards, one verification per disagreement."""
+    """The oracle of a draft (SpecDec++, Thm 4.1): no discards, a verification a disagreement."""
 
     draft: str
     verification_rate: float
     speedup: float  # predicted with the profile
-
-    @classmethod
-    def of(
-        cls, profile: Profile, draft: str, disagreements: Sequence[int], lengths: Sequence[int]
-    ) -> OraclePoint:
-        """By the disagreements and the number of tokens of each output."""
-        counts = oracle_counts(disagreements, lengths)
-        rate = counts.metrics()["verification_rate"]
-        speedup = profile.speedup(counts, draft)
-        return cls(draft=draft, verification_rate=rate, speedup=speedup)
 
 
 class ReplaySummary(Document):
