@@ -67,8 +67,8 @@ from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.nearest import replayable
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
-    LoadedHeads,
     fitting_recording,
+    load_heads,
     recording_of,
     with_types_of,
 )
@@ -176,9 +176,7 @@ def _check_files(plan: ResolvedPlan, tokenizer: Any, weights: Mapping[str, str] 
     for configuration in plan.samples:
         placed(configuration)
     if weights is not None:
-        heads = LoadedHeads(weights)
-        for draft, head in dict.fromkeys(each for c in plan.samples for each in c.heads):
-            heads(draft or next(iter(plan.pair.drafts)), head)
+        load_heads(plan.samples, plan.pair, weights)
 
 
 def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:

@@ -60,16 +60,19 @@ def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame
     recording = next(iter(mixed.values()))
     draft, trained = recording.draft_name(), recording.prompts.first_turns
     found = _train(recording, draft)
-    loaded = {name: head for name, (_, head) in found.items()}
+    loaded = {(draft, name): head for name, (_, head) in found.items()}
     sets = {
-        name: (_replay(each, loaded), np.flatnonzero(unseen(each.prompts.first_turns, trained)))
+        name: (
+            Replay(each, loaded, drawn=True),
+            np.flatnonzero(unseen(each.prompts.first_turns, trained)),
+        )
         for name, each in judged.items()
     }
     split = split_prompts(trained)
     dev, test = (np.flatnonzero(split == part) for part in (splits.DEV, splits.TEST))
     if not len(dev) or not len(test):
         raise UserError(f"{recording.folder}: too few prompts for dev and test")
-    own = _replay(recording, loaded)
+    own = Replay(recording, loaded, drawn=True)
     sets = {DEV: (own, dev), TEST: (own, test), **sets}
     steered = {
         name: {
@@ -187,7 +190,3 @@ def _train(recording: Recording, draft: str) -> dict[str, tuple[dict[str, Any], 
         kl = {key: card.metrics[key] for key in ("train_kl", "eval_kl", "test_kl")}
         found[spec.label] = ({**facts, **kl}, LoadedHead(training.head, card))
     return found
-
-
-def _replay(recording: Recording, loaded: Mapping[str, LoadedHead]) -> Replay:
-    return Replay(recording, lambda draft, head: loaded[head], drawn=True)

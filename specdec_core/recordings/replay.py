@@ -37,8 +37,7 @@ from specdec_core.recordings.verified import verified
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
-# draft, head -> the head
-LoadHead = Callable[[str, str], LoadedHead]
+Heads = Mapping[tuple[str, str], LoadedHead]  # by draft and name
 
 
 @dataclass
@@ -66,13 +65,13 @@ class Replay:
     time needs a `profile`; its modelled seconds replace the rounds' measured ones. And a recording
     with rejection sampling, accepted only with `drawn`, yields rounds that decoding could have
     taken (:mod:`specdec_core.recordings.verified`). Without `hidden` states, most of a recording is
-    not read, and no head can be replayed.
+    not read, and no head can be replayed. Heads that are not among `heads` are read from disk.
     """
 
     def __init__(
         self,
         recording: Recording,
-        load_head: LoadHead | None = None,
+        heads: Heads | None = None,
         hidden: bool = True,
         profile: Profile | None = None,
         drawn: bool = False,
@@ -88,8 +87,7 @@ class Replay:
             timed=profile is not None,
             eagle_heads=header.eagle_heads,
         )
-        self._load_head = load_head or self._recorded_head
-        self._heads: dict[tuple[str, str], LoadedHead] = {}
+        self._heads = dict(heads or {})
         self._hidden = hidden
         self._tracks: dict[str, Track] = {}
         self.decoded: Mapping[str, ReplayedRounds] = {}
@@ -192,12 +190,9 @@ class Replay:
         """Loaded once for all configurations."""
         key = self.recording.draft_name(draft), head
         if key not in self._heads:
-            self._heads[key] = self._load_head(*key)
+            prints = self.header.fingerprints
+            self._heads[key] = load_head(head, prints[key[0]], prints["target"])
         return self._heads[key]
-
-    def _recorded_head(self, draft: str, head: str) -> LoadedHead:
-        fingerprints = self.header.fingerprints
-        return load_head(head, fingerprints[draft], fingerprints["target"])
 
     def _decode(self, configuration: Configuration, everywhere: bool = False) -> ReplayedRounds:
         """Decode the recorded prompts, the target being the recorded outputs; with `everywhere`

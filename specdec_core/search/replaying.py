@@ -9,12 +9,11 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.models.fingerprints import TARGET, fingerprints
 from specdec_core.recordings.find import find_recording, finished, open_named
-from specdec_core.recordings.replay import Replay, check_replayable
+from specdec_core.recordings.replay import Heads, Replay, check_replayable
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import OraclePoint
@@ -108,10 +107,7 @@ def open_replay(
     Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
     of another pair.
     """
-    heads = LoadedHeads(fingerprints)
-    for configuration in plan.samples:
-        for draft, head in configuration.heads:
-            heads(draft or next(iter(pair.drafts)), head)
+    heads = load_heads(plan.samples, pair, fingerprints)
     if not plan.replay:
         return None
     recording = named or _find(plan, home, pair, fingerprints, prompts_digest)
@@ -124,7 +120,7 @@ def open_replay(
         raise UserError(
             f"{recording.folder}: has {len(recording.prompts.ids)} of the sweep's {prompts} prompts"
         )
-    replay = Replay(recording, heads, hidden=bool(heads.heads))
+    replay = Replay(recording, heads, hidden=bool(heads))
     for draft in recording.header.pair.drafts:
         if draft in pair.drafts:
             replay.track(draft)
@@ -152,19 +148,15 @@ def other_forwards(recording: Recording) -> str:
     )
 
 
-class LoadedHeads:
-    """Heads, each loaded once: actors on other nodes need not find them on disk."""
-
-    def __init__(self, fingerprints: Mapping[str, str]) -> None:
-        self.fingerprints = dict(fingerprints)
-        self.heads: dict[tuple[str, str], LoadedHead] = {}  # by draft and name
-
-    def __call__(self, draft: str, head: str) -> LoadedHead:
-        """A head; raises :class:`UserError` for one that is missing or of another pair."""
-        if (draft, head) not in self.heads:
-            prints = self.fingerprints
-            self.heads[draft, head] = load_head(head, prints[draft], prints[TARGET])
-        return self.heads[draft, head]
+def load_heads(
+    configurations: Iterable[Configuration], pair: PairSpec, fingerprints: Mapping[str, str]
+) -> Heads:
+    """The heads of configurations by draft and name: actors on other nodes need not find them on
+    disk. Raises :class:`UserError` for one that is missing or of another pair."""
+    first = next(iter(pair.drafts), "")
+    named = dict.fromkeys((draft or first, head) for c in configurations for draft, head in c.heads)
+    target = fingerprints[TARGET]
+    return {each: load_head(each[1], fingerprints[each[0]], target) for each in named}
 
 
 def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
