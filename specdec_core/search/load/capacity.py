@@ -124,28 +124,6 @@ class Tried:
     simulated: float  # seconds of all replicas, …
     took: float  # … and of simulating them
 
-    @classmethod
-    def of(
-        cls,
-        service: ServedTraffic,
-        simulation: Simulation,
-        counted: pd.DataFrame,
-        slo: Slo,
-        replicas: int,
-        rate: float,
-    ) -> Tried:
-        """By the `counted` requests of a simulation."""
-        records = simulation.records
-        return cls(
-            replicas=replicas,
-            rate=rate,
-            measures=measure(counted, slo),
-            busy=sum(simulation.busy) / len(simulation.busy),
-            waiting=int((records["first"] > records["sent"].max()).sum()),
-            simulated=simulation.seconds * len(simulation.busy),
-            took=simulation.took,
-        )
-
     @property
     def row(self) -> dict[str, float]:
         """The numbers, percentiles as `ttft_p95`."""
@@ -172,9 +150,13 @@ class Capacity:
     service: ServedTraffic
     slo: Slo
     share: float
-    alone: Tried
     chosen: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
+
+    @cached_property
+    def alone(self) -> Tried:
+        simulation = self.service.alone
+        return self._judged(simulation, simulation.records, replicas=0, rate=0.0)
 
     @property
     def possible(self) -> bool:
@@ -215,20 +197,30 @@ class Capacity:
             if (each.replicas, each.rate) == (replicas, rate):
                 return each
         simulation = self.service.simulate(rate, replicas, self.service.span)
-        steady = self.service.steady(simulation.records)
-        self.tried.append(Tried.of(self.service, simulation, steady, self.slo, replicas, rate))
+        counted = self.service.steady(simulation.records)
+        self.tried.append(self._judged(simulation, counted, replicas, rate))
         return self.tried[-1]
 
-
-def _search(service: ServedTraffic, rate: float, slo: Slo, share: float) -> Capacity:
-    alone = Tried.of(service, service.alone, service.alone.records, slo, 0, rate)
-    return Capacity(service, slo, share, alone)
+    def _judged(
+        self, simulation: Simulation, counted: pd.DataFrame, replicas: int, rate: float
+    ) -> Tried:
+        """By the `counted` requests of a simulation."""
+        records = simulation.records
+        return Tried(
+            replicas=replicas,
+            rate=rate,
+            measures=measure(counted, self.slo),
+            busy=sum(simulation.busy) / len(simulation.busy),
+            waiting=int((records["first"] > records["sent"].max()).sum()),
+            simulated=simulation.seconds * len(simulation.busy),
+            took=simulation.took,
+        )
 
 
 def least_replicas(service: ServedTraffic, rate: float, slo: Slo, share: float = SHARE) -> Capacity:
     """The fewest replicas with which a share of the requests keep `slo`: doubled until they do,
     then bisected."""
-    search = _search(service, rate, slo, share)
+    search = Capacity(service, slo, share)
     if not search.possible:
         return search
     enough, few = 1, 0
@@ -248,11 +240,11 @@ def greatest_rate(
 ) -> Capacity:
     """The highest rate at which `replicas` replicas answer a share of requests within `slo`, to
     some 2 %."""
-    low = high = rate = replicas / service.alone_seconds
-    search = _search(service, rate, slo, share)
+    search = Capacity(service, slo, share)
     if not search.possible:
         return search
-    if search.good(replicas, rate):
+    low = high = replicas / service.alone_seconds
+    if search.good(replicas, low):
         while search.good(replicas, high := 2 * low):
             low = high
     else:

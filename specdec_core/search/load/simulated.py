@@ -16,7 +16,7 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.decoded import decoded_live
-from specdec_core.search.load.measures import LoadMeasures
+from specdec_core.search.load.measures import LoadMeasures, measure
 from specdec_core.search.load.schedule import choose_schedule, drafter_at
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
@@ -96,7 +96,7 @@ class Simulated:
     def measures(self, configuration: Configuration, load: Load) -> LoadMeasures:
         """What the requests of a load experience, of as many requests as that has."""
         simulation = self.traffic.simulate(self._costs(configuration), load)
-        return simulation.measure(self.workload.slo)
+        return measure(simulation.records, self.workload.slo)
 
     def _replayed(self, configuration: Configuration) -> StepCosts:
         times, whole = self.times, False
@@ -115,7 +115,7 @@ class Simulated:
             costs, live = self._costs(configuration), decoded_live(self.replay, configuration)
             for load in traffic.loads:
                 simulation = traffic.simulate(costs, load)
-                measures = simulation.measure(self.workload.slo)
+                measures = measure(simulation.records, self.workload.slo)
                 rows.append(
                     {
                         "load": load.label,

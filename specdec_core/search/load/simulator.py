@@ -18,11 +18,10 @@ import pandas as pd
 
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
-from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
+from specdec_core.search.load.measures import COLUMNS
 from specdec_core.search.load.replica import Replica, SimulatedRequest
 from specdec_core.search.load.step_costs import RequestShape, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
-from specdec_core.search.load.workload import Slo
 
 # At the same moment, steps end before requests arrive, and the next steps begin after that.
 _END, _ARRIVES, _BEGIN = range(3)
@@ -37,9 +36,6 @@ class Simulation:
     seconds: float  # simulated, until the last step's end
     took: float  # seconds of simulating
     busy: list[float]  # the share of the time that each replica steps
-
-    def measure(self, slo: Slo | None = None) -> LoadMeasures:
-        return measure(self.records, slo)
 
 
 def shapes_of(answers: Answers, number: int) -> list[RequestShape]:

@@ -245,7 +245,7 @@ def test_the_fewest_replicas_are_enough_and_one_less_is_not():
     fewest = found.chosen.replicas
     assert fewest >= 5
     assert found.chosen.measures.good_share >= found.share
-    assert service().simulate(rate, fewest - 1).measure(SLO).good_share < found.share
+    assert measure(service().simulate(rate, fewest - 1).records, SLO).good_share < found.share
     tried = found.frame()
     assert tried["replicas"].is_monotonic_increasing
     assert tried["replicas"].is_unique
