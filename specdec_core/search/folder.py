@@ -174,20 +174,17 @@ class SweepFolder:
         return target
 
 
-def find_trial(root: Path, config_id: str, folder: Path | None = None) -> tuple[SweepResult, Trial]:
-    """The trial with an id that begins with `config_id`, in the sweep at `folder`, or else in the
-    latest one under `root` that has it. Raises :class:`UserError` when there is none."""
-    if folder is not None and not (folder / "sweep.json").exists():
-        raise UserError(f"{folder}: no finished sweep in it (sweep.json)")
-    files = [folder / "sweep.json"] if folder else root.glob("*/sweep.json")
-    for file in sorted(files, key=lambda f: f.stat().st_mtime, reverse=True):
+def find_trial(root: Path, config_id: str) -> tuple[SweepResult, Trial]:
+    """The trial with an id that begins with `config_id`, in the latest sweep under `root` that has
+    it. Raises :class:`UserError` when there is none."""
+    for file in sorted(root.glob("*/sweep.json"), key=lambda f: f.stat().st_mtime, reverse=True):
         result = SweepResult.load(file.parent)
         matches = [trial for trial in result.trials if trial.id.startswith(config_id)]
         if len(matches) > 1:
             raise UserError(f"{config_id}: fits {len(matches)} configurations of {result.name}")
         if matches:
             return result, matches[0]
-    raise UserError(f"no configuration {config_id} in {folder or f'the sweeps of {root}'}")
+    raise UserError(f"no configuration {config_id} in the sweeps of {root}")
 
 
 def _parsed(path: Path, kind: type[Kind]) -> Kind:
