@@ -28,7 +28,6 @@ from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
-from specdec_core.search.round_tables import RoundTable
 from specdec_core.search.space import Search
 
 NOTHING: dict[str, float] = {"memory": 1}  # a byte, as Tune takes no empty needs
@@ -168,7 +167,6 @@ class _Record(tune.Callback):
     def __init__(self, result: SweepResult, folder: SweepFolder, observer: SweepObserver) -> None:
         self.result, self.folder, self.observer = result, folder, observer
         self.saved = {trial.id for trial in result.trials}
-        self.rounds: dict[str, list[RoundTable]] = {}  # of unfinished configurations, by trial
         self.lost: list[Configuration] = []
         self.reason = ""  # of the last error
         self.ids_failed: set[str] = set()
@@ -181,23 +179,17 @@ class _Record(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        if result["training_iteration"] == 1:  # also if Tune has started the trial again
-            self.rounds[trial.trial_id] = []
-        rounds = self.rounds[trial.trial_id]
-        if (chunk := result.pop("rounds", None)) is not None:
-            rounds.append(chunk)
+        rounds = result.pop("rounds", None)
         for finished in counted(result):
             if not finished.finished and not result["done"]:
                 continue
             if finished.id not in self.saved:  # Optuna may propose the same one twice
                 self.saved.add(finished.id)
                 self.observer.trial_finished(finished)
-                self.folder.add_trial(finished, RoundTable.joined(rounds))
+                self.folder.add_trial(finished, rounds)
                 self.result.trials.append(finished)
-            rounds.clear()
             self.observer.step()
         for config_id, label, reason in result["failed"]:
-            rounds.clear()
             self.ids_failed.add(config_id)
             self.failed(label, reason)
 

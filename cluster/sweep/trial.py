@@ -73,8 +73,8 @@ class CountTrial(tune.Trainable):
     """Counts each of `config["configurations"]`: replays it, or decodes the prompts chunk by chunk.
 
     A result holds the :class:`Trial` documents since the result before, their best estimate, and
-    the rounds of the chunk where one was decoded. `failed` has an id, a label and a reason for
-    each configuration that could not be counted.
+    all rounds so far of a configuration that is decoded. `failed` has an id, a label and a reason
+    for each configuration that could not be counted.
     """
 
     def setup(self, config: dict[str, Any], task: TrialTask | None = None) -> None:
@@ -99,7 +99,7 @@ class CountTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         trials: list[Trial] = []
         failed: list[tuple[str, str, str]] = []
-        chunk: dict[str, Any] = {}
+        rounds: dict[str, RoundTable] = {}
         replays, end = self.task.replays(self.left[0]), time.monotonic() + REPORT
         prompts = len(self.task.requests)
         while self.left:
@@ -109,7 +109,7 @@ class CountTrial(tune.Trainable):
                     assert self.task.replay is not None
                     trial = replayed(self.task.replay, configuration, self.task.profile)
                 else:
-                    trial, chunk["rounds"] = self._decode(configuration)
+                    trial, rounds["rounds"] = self._decode(configuration)
                     prompts = len(self.generations)
             except CacheLost:
                 raise  # the trial is lost, and what it was counting is counted again
@@ -132,7 +132,7 @@ class CountTrial(tune.Trainable):
             "trials": _TRIALS.dump_json(trials).decode(),
             "failed": failed,
             "done": not self.left,
-            **chunk,
+            **rounds,
         }
 
     def _next(self) -> None:
@@ -140,17 +140,17 @@ class CountTrial(tune.Trainable):
         self.generations = []
 
     def _decode(self, configuration: Configuration) -> tuple[Trial, RoundTable]:
-        """Decode a chunk of the prompts; the document of all chunks and the rounds of this one."""
+        """Decode a chunk of the prompts; the document and the rounds of all chunks."""
         done = len(self.generations)
         if not done:
             self.engine.configure(configuration)
             self.engine.wait_for_draft()
         with self.engine.pair.undisturbed():
-            chunk = self.engine.generate(self.task.requests[done : done + self.task.chunk])
-        self.generations += chunk
+            chunk = self.task.requests[done : done + self.task.chunk]
+            self.generations += self.engine.generate(chunk)
         trial = assess(configuration, self.generations, self.task.profile)
         trial.finished = len(self.generations) == len(self.task.requests)
-        return trial, RoundTable.of(rounds_frame(chunk, config_id=trial.id))
+        return trial, RoundTable.of(rounds_frame(self.generations, config_id=trial.id))
 
 
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:

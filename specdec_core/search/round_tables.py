@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -19,11 +17,3 @@ class RoundTable:
     @classmethod
     def of(cls, frame: pd.DataFrame) -> RoundTable:
         return cls(frame.to_parquet(index=False))
-
-    @classmethod
-    def joined(cls, parts: Sequence[RoundTable]) -> RoundTable | None:
-        """All parts as one table; None without parts."""
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        frames = [pd.read_parquet(io.BytesIO(part.parquet)) for part in parts]
-        return cls.of(pd.concat(frames, ignore_index=True))
