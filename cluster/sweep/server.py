@@ -130,17 +130,16 @@ def run_server_sweep(
     observer.stage(f"loading the drafts of {plan.pair.name}")
     pair = served_pair(in_types)
     race = race.model_copy(update={"pair": pair.spec})
-    sweep = _ServerSweep(
-        plan, race, server, pair, folder, cores, race.workload(prompts, pair), observer
-    )
-    expressed = sweep.express(plan.configurations or ())
     with ExitStack() as held:
+        scratch = Path(held.enter_context(TemporaryDirectory()))
+        workload = race.workload(prompts, pair)
+        sweep = _ServerSweep(plan, race, server, pair, folder, cores, workload, observer, scratch)
+        expressed = sweep.express(plan.configurations or ())
         held.enter_context(folder.lock())
         remember(home)
         folder.begin(plan.given, identity)
         folder.save_pair(pair.spec)
-        scratch = Path(held.enter_context(TemporaryDirectory()))
-        sweep.open(scratch)
+        (folder.path / LOGS).mkdir(exist_ok=True)
         recording = recording or sweep.record(home)
         # The server may have fetched the target just now.
         weights = weights_here(plan.pair, plan.samples)
@@ -218,18 +217,14 @@ class _ServerSweep:
     cores: Cores
     workload: list[LoadRequest]
     observer: RecordingObserver
+    scratch: Path  # for the files of servers that run
     kept: list[Parts[LoadRecord]] = field(default_factory=list)  # of the races
     unread: dict[str | None, str] = field(default_factory=dict)  # drafts, with the reasons
 
-    def open(self, scratch: Path) -> None:
-        """Files of servers that run are in `scratch`."""
-        self.scratch, self.logs = scratch, self.folder.path / LOGS
-        self.logs.mkdir(exist_ok=True)
-
     def contestant(self, mode: Mode) -> Contestant:
         needed = mode.autoregressive  # all are compared with it
-        scratch, logs = self.scratch, self.logs
-        return mode_server(self.server, self.pair, mode, self.cores, scratch, needed, logs)
+        logs = self.folder.path / LOGS
+        return mode_server(self.server, self.pair, mode, self.cores, self.scratch, needed, logs)
 
     def express(self, configurations: Sequence[Configuration]) -> Expressed:
         """The server's modes for the configurations. Warns of configurations without a mode and of
@@ -261,12 +256,11 @@ class _ServerSweep:
         now, where that is needed."""
         reasons: dict[str | None, str] = {}
         of_each = {mode.draft: mode for mode in modes if mode.draft is not None}
-        with TemporaryDirectory() as scratch:
-            for draft, mode in of_each.items():
-                try:
-                    mode_server(self.server, self.pair, mode, self.cores, Path(scratch))
-                except UserError as error:
-                    reasons[draft] = f"draft {draft}: {error}"
+        for draft, mode in of_each.items():
+            try:
+                self.contestant(mode)
+            except UserError as error:
+                reasons[draft] = f"draft {draft}: {error}"
         return reasons
 
     def _defaults(self) -> list[Mode]:
