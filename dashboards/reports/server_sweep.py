@@ -98,10 +98,8 @@ def _findings(result: ServerSweep) -> Iterator[str]:
     for row in result.race.rows:
         if failed := [load.label for load in race.loads if row.errors(load)]:
             yield f"{row.name}: requests failed with {', '.join(failed)}; it cannot be champion"
-    others = {
-        row.name for race in (result.race, result.table) if race for row in race.with_other_texts()
-    }
-    for name in sorted(others):
+    races = [race for race in (result.race, result.table) if race is not None]
+    for name in sorted(set[str]().union(*(race.with_other_texts() for race in races))):
         yield f"{name}: float32 texts unequal to those without speculation; it cannot be champion"
     if result.configuration is None:
         yield (

@@ -27,21 +27,13 @@ class ServerRace(LoadResult):
     def autoregressive(self, group: str = OURS) -> LoadRow:
         return next(row for row in self.rows if row.autoregressive)
 
-    def with_other_texts(self) -> list[LoadRow]:
-        """In float32, the rows with texts unequal to autoregressive decoding's. In other data types
-        texts may differ by rounding alone."""
-        if self.pair.runner.target_dtype != "float32":
-            return []
-        plain, found = self.autoregressive(), []
-        for row in self.rows:
-            counts = (row.equal_texts(load, plain) for load in self.loads)
-            if row is not plain and any(equal < compared for equal, compared in counts):
-                found.append(row)
-        return found
+    def with_other_texts(self) -> set[str]:
+        """The names of the rows that cannot win, by :meth:`unequal`."""
+        return {row.name for _, row in self.unequal() if not row.autoregressive}
 
     def may_win(self) -> list[LoadRow]:
         """The rows that the champion is chosen among."""
-        left_out = {row.name for row in self.with_other_texts()}
+        left_out = self.with_other_texts()
         return [row for row in self.rows if row.name not in left_out]
 
 

@@ -118,13 +118,13 @@ class LoadResult(Comparison[LoadRow]):
 
     def unequal(self) -> list[tuple[Load, LoadRow]]:
         """Our lossless rows with texts in float32 unequal to autoregressive decoding's, with the
-        load."""
+        load. In other data types texts may differ by rounding alone."""
         baseline = self.autoregressive()
         if self.pair.runner.target_dtype != "float32" or baseline is None:
             return []
         found = []
         for load in self.loads:
-            for row in self.of(OURS):
+            for row in self.of(baseline.group):
                 equal, compared = row.equal_texts(load, baseline)
                 if row.lossless and equal < compared:
                     found.append((load, row))

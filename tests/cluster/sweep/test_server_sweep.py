@@ -93,7 +93,7 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
     assert [row.name for row in result.race.rows][:2] == ["own", "own K=2"]
     assert len(result.left_out) == 1
     assert result.others_raced
-    assert result.race.with_other_texts() == []
+    assert result.race.with_other_texts() == set()
     [load] = result.race.loads
     assert all(row.errors(load) == 0 for row in result.race.rows)
     assert (folder / "champion" / "usage.txt").read_text() == "own-server drafter.yaml\n"
