@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, exp, inf, log, sqrt
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -39,17 +38,11 @@ def width(n: int, alpha: float) -> float:
 
 
 class _Time(NamedTuple):
-    """What an output took, `prefill` of it to its first token."""
+    """What an output took, `prefill` of it to its first token (0: unknown)."""
 
     seconds: float
     prefill: float
     tokens: int
-
-    def for_tokens(self, length: int, pace: float) -> float:
-        """The seconds that an output of that length would have taken (see :func:`as_long`)."""
-        if length == self.tokens:
-            return self.seconds
-        return float(as_long(*self, length, pace))
 
 
 @dataclass(frozen=True)
@@ -101,10 +94,9 @@ class Race:
         """Decoding `tokens` tokens after a prompt took `seconds`, `prefill` of them to the first
         token (0: unknown), in a turn of the prompt; unset, the contestant's next. Only times of the
         same turn are compared, because the machine may be slower in another."""
-        self._lengths.setdefault(prompt, max(tokens, 1))
+        self._lengths.setdefault(prompt, tokens)
         times = self._times[contestant].setdefault(prompt, {})
-        time = _Time(seconds, min(prefill, seconds), max(tokens, 1))
-        times[len(times) if turn is None else turn] = time
+        times[len(times) if turn is None else turn] = _Time(seconds, prefill, tokens)
 
     def seconds(self, contestant: str, prompts: Collection[Hashable]) -> dict[int, list[float]]:
         """Seconds of each of `prompts`, by the turns in which the contestant decoded all of
@@ -159,21 +151,26 @@ class Race:
     def _together(self, contestants: Collection[str]) -> np.ndarray:
         """The median seconds of each for as many tokens as the prompt's first output has, by
         prompt, in the turns of it that all of them took: shape (contestants, prompts)."""
-        columns = []
-        paces = [self._pace(c) for c in contestants]
-        for prompt, length in self._lengths.items():
-            each = [self._times[c].get(prompt, {}) for c in contestants]
-            if turns := set.intersection(*map(set, each)):
-                columns.append(
-                    [
-                        median(times[turn].for_tokens(length, pace) for turn in turns)
-                        for times, pace in zip(each, paces, strict=True)
-                    ]
-                )
-        return np.array(columns).reshape(-1, len(contestants)).T
+        each = [self._for_first_lengths(contestant) for contestant in contestants]
+        by_prompt: dict[Hashable, list[list[float]]] = {}
+        for prompt, turn in each[0]:
+            if all((prompt, turn) in times for times in each):
+                row = [times[prompt, turn] for times in each]
+                by_prompt.setdefault(prompt, []).append(row)
+        medians = [np.median(rows, axis=0) for rows in by_prompt.values()]
+        return np.array(medians).reshape(-1, len(contestants)).T
 
-    def _pace(self, contestant: str) -> float:
-        """Its seconds a token behind the first ones, of all that it has decoded."""
-        times = [time for turns in self._times[contestant].values() for time in turns.values()]
-        tokens = sum(time.tokens - (time.prefill > 0) for time in times)
-        return sum(time.seconds - time.prefill for time in times) / max(tokens, 1)
+    def _for_first_lengths(self, contestant: str) -> dict[tuple[Hashable, int], float]:
+        """The contestant's seconds by prompt and turn, each for as many tokens as the prompt's
+        first output has."""
+        times = {
+            (prompt, turn): time
+            for prompt, turns in self._times[contestant].items()
+            for turn, time in turns.items()
+        }
+        if not times:
+            return {}
+        seconds, prefill, tokens = map(np.array, zip(*times.values(), strict=True))
+        wanted = [self._lengths[prompt] for prompt, _ in times]
+        adjusted = as_long(seconds, prefill, tokens, wanted)
+        return dict(zip(times, adjusted.tolist(), strict=True))

@@ -139,20 +139,8 @@ class Timing(Document):
             value, low, high = self.speedup / other.speedup, self.low / other.high, self.high
             return Ratio(value, low, high / other.low)
         seconds = np.array([ours[number] for number in both])
-        seconds = for_as_many_tokens(seconds, self.prefill, self.tokens, other.tokens)
+        seconds = as_long(seconds, self.prefill or 0.0, self.tokens, other.tokens)
         return paired_ratio(np.array([theirs[number] for number in both]), seconds)
-
-
-def for_as_many_tokens(
-    seconds: np.ndarray, prefill: Sequence[float], tokens: Sequence[int], wanted: Sequence[int]
-) -> np.ndarray:
-    """The seconds (repeats, prompts) that outputs of `tokens` each would have taken with `wanted`
-    tokens each, at the mean pace of all where they are longer; `prefill` are the seconds to the
-    first token, where they are known (see :func:`as_long`)."""
-    read = np.minimum(np.array(prefill or np.zeros(len(tokens))), seconds)
-    written = np.maximum(tokens, 1)
-    pace = (seconds - read).sum() / max((written - (read > 0)).sum(), 1)
-    return np.asarray(as_long(seconds, read, written, np.maximum(wanted, 1), float(pace)))
 
 
 class OraclePoint(Document):

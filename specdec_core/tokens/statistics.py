@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from specdec_core.tokens.token_tree import TokenOrigin
 
@@ -210,19 +211,23 @@ class Ratio:
         return self.low <= 1.0 <= self.high
 
 
-def as_long(seconds: Any, reading: Any, tokens: Any, wanted: Any, pace: float) -> Any:
-    """The seconds that an output of `wanted` tokens would have taken, where one of `tokens` tokens
-    took `seconds`. Numbers, or arrays of prompts.
+def as_long(
+    seconds: np.ndarray, prefill: ArrayLike, tokens: ArrayLike, wanted: ArrayLike
+) -> np.ndarray:
+    """The seconds (…, outputs) that outputs of `tokens` tokens each would have taken with `wanted`
+    tokens each.
 
-    Prefill, the first `reading` seconds up to the first token (0: unknown), takes as long for any
-    length. Tokens that the output lacks count at the `pace` of all outputs, in seconds a token,
+    Prefill, the first `prefill` seconds up to the first token (0: unknown), takes as long for any
+    length. Tokens that an output lacks count at the mean pace of all outputs, in seconds a token,
     because an output that ends at once has no pace.
     """
-    first = np.asarray(reading) > 0
-    decoding, steps, needed = seconds - reading, tokens - first, wanted - first
+    prefill = np.minimum(prefill, seconds)
+    first = prefill > 0
+    decoding = seconds - prefill
+    steps, needed = np.maximum(tokens, 1) - first, np.maximum(wanted, 1) - first
     shorter = decoding * needed / np.maximum(steps, 1)
-    longer = decoding + pace * (needed - steps)
-    return reading + np.where(needed < steps, shorter, longer)
+    longer = decoding + decoding.sum() / max(steps.sum(), 1) * (needed - steps)
+    return np.asarray(prefill + np.where(needed < steps, shorter, longer))
 
 
 def paired_ratio(

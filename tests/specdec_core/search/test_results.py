@@ -14,7 +14,8 @@ from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.nearest import estimated
-from specdec_core.search.results import SECONDS, for_as_many_tokens
+from specdec_core.search.results import SECONDS
+from specdec_core.tokens.statistics import as_long
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.recorded import replay_of
 
@@ -83,9 +84,9 @@ def test_outputs_of_other_lengths_take_what_as_many_tokens_would():
     """Reading takes 1 s and a token 0.1 s; the second text ends at once, the third is longer."""
     seconds = np.array([[6.0, 1.0, 11.0], [6.0, 1.0, 11.0]])
     reading, tokens, wanted = [1.0, 1.0, 1.0], [51, 1, 101], [51, 51, 51]
-    same = for_as_many_tokens(seconds, reading, tokens, wanted)
+    same = as_long(seconds, reading, tokens, wanted)
     np.testing.assert_allclose(same, 6.0)
-    np.testing.assert_array_equal(for_as_many_tokens(seconds, reading, tokens, tokens), seconds)
+    np.testing.assert_array_equal(as_long(seconds, reading, tokens, tokens), seconds)
     # Where reading is not known it counts as decoding.
-    unknown = for_as_many_tokens(seconds[:, 2:], [], [101], [51])
+    unknown = as_long(seconds[:, 2:], 0.0, [101], [51])
     np.testing.assert_allclose(unknown, 11 * 51 / 101)
