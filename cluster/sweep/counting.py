@@ -17,7 +17,7 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
-from cluster.sweep.trial import PROMPTS_DONE, CountTrial, TrialTask, counted, group, grouped
+from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Rounds, TrialTask, counted, group, grouped
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
 from specdec_core.base.uris import sqlite_uri
@@ -28,7 +28,6 @@ from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
-from specdec_core.search.space import Search
 
 NOTHING: dict[str, float] = {"memory": 1}  # a byte, as Tune takes no empty needs
 ATTEMPTS = 3  # to count a configuration that is lost with a trial's process or node
@@ -179,14 +178,14 @@ class _Record(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        rounds = result.pop("rounds", None)
+        rounds: Rounds | None = result.pop("rounds", None)
         for finished in counted(result):
             if not finished.finished and not result["done"]:
                 continue
             if finished.id not in self.saved:  # Optuna may propose the same one twice
                 self.saved.add(finished.id)
                 self.observer.trial_finished(finished)
-                self.folder.add_trial(finished, rounds)
+                self.folder.add_trial(finished, rounds.parquet if rounds else None)
                 self.result.trials.append(finished)
             self.observer.step()
         for config_id, label, reason in result["failed"]:
@@ -231,20 +230,9 @@ def _summary(task: TrialTask, result: SweepResult, seconds: float, before: int) 
     )
 
 
-@dataclass(frozen=True)
-class _Suggest:
-    """Optuna's proposals as the `config` of a trial."""
-
-    search: Search
-    profile: Profile
-
-    def __call__(self, trial: Any) -> dict[str, str]:
-        drawn = self.search.suggest(trial)
-        return {"configurations": group([drawn.priced(self.profile)])}
-
-
 def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[Searcher, int]:
-    """The searcher, and how many trials it has finished before."""
+    """The searcher, which proposes the `config` of a trial, and how many trials it has finished
+    before."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
@@ -259,8 +247,12 @@ def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[
     if optuna.get_all_study_names(storage):
         study = optuna.load_study(study_name=None, storage=storage)
         finished = sum(trial.state.is_finished() for trial in study.trials)
+
+    def suggested(trial: Any) -> dict[str, str]:
+        return {"configurations": group([plan.space.suggest(trial).priced(profile)])}
+
     searcher = OptunaSearch(
-        _Suggest(plan.space, profile),
+        suggested,
         metric=METRIC,
         mode="max",
         # Resumed with the same seed it would draw the same points again.

@@ -18,7 +18,6 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import SweepResult, Trial, by_estimate
-from specdec_core.search.round_tables import RoundTable
 from specdec_core.tokens.statistics import Counts, rounds_frame
 
 NEAR_TIES = 0.05  # the largest share of a configuration's forwards that they can change
@@ -75,7 +74,8 @@ def _count(
         generations = race.generations(uncounted)
         trial = assess(uncounted, generations, result.profile)
         observer.trial_finished(trial)
-        folder.add_trial(trial, RoundTable.of(rounds_frame(generations, config_id=trial.id)))
+        rounds = rounds_frame(generations, config_id=trial.id)
+        folder.add_trial(trial, rounds.to_parquet(index=False))
         result.trials.append(trial)
 
 

@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,6 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial
-from specdec_core.search.round_tables import RoundTable
 from specdec_core.tokens.statistics import Counts, Generation, rounds_frame
 
 PROMPTS_DONE = "prompts"
@@ -52,6 +51,14 @@ class TrialTask:
     def replays(self, configuration: Configuration) -> bool:
         """Whether `configuration` can be replayed."""
         return self.replay is not None and self.replay.can(configuration)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A Parquet file of rounds. Tune prints results into messages that are not shown, and printing
+    a table takes longer than starting a trial."""
+
+    parquet: bytes = field(repr=False)
 
 
 def group(configurations: Sequence[Configuration]) -> str:
@@ -99,7 +106,7 @@ class CountTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         trials: list[Trial] = []
         failed: list[tuple[str, str, str]] = []
-        rounds: dict[str, RoundTable] = {}
+        rounds: dict[str, Rounds] = {}
         replays, end = self.task.replays(self.left[0]), time.monotonic() + REPORT
         prompts = len(self.task.requests)
         while self.left:
@@ -139,7 +146,7 @@ class CountTrial(tune.Trainable):
         self.left.popleft()
         self.generations = []
 
-    def _decode(self, configuration: Configuration) -> tuple[Trial, RoundTable]:
+    def _decode(self, configuration: Configuration) -> tuple[Trial, Rounds]:
         """Decode a chunk of the prompts; the document and the rounds of all chunks."""
         done = len(self.generations)
         if not done:
@@ -150,7 +157,8 @@ class CountTrial(tune.Trainable):
             self.generations += self.engine.generate(chunk)
         trial = assess(configuration, self.generations, self.task.profile)
         trial.finished = len(self.generations) == len(self.task.requests)
-        return trial, RoundTable.of(rounds_frame(self.generations, config_id=trial.id))
+        rounds = rounds_frame(self.generations, config_id=trial.id)
+        return trial, Rounds(rounds.to_parquet(index=False))
 
 
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:

@@ -37,7 +37,6 @@ from specdec_core.base.files import atomic_path, locked, write_atomically
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.search.round_tables import RoundTable
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -153,10 +152,11 @@ class SweepFolder:
         files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
         return [_parsed(file, Trial) for file in files]
 
-    def add_trial(self, trial: Trial, rounds: RoundTable | None) -> None:
+    def add_trial(self, trial: Trial, rounds: bytes | None) -> None:
+        """Keep a finished trial, and its rounds as a Parquet file."""
         if rounds is not None:
             with atomic_path(self.path / "trials" / f"{trial.id}.parquet") as path:
-                path.write_bytes(rounds.parquet)
+                path.write_bytes(rounds)
         write_atomically(self.path / "trials" / f"{trial.id}.json", trial.model_dump_json(indent=1))
 
     def rounds(self, config_id: str) -> pd.DataFrame:

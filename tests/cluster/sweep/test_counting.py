@@ -14,6 +14,7 @@ from ray import tune
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
+from cluster.sweep.trial import Rounds
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -21,7 +22,6 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult
-from specdec_core.search.round_tables import RoundTable
 
 PLAN = Plan.model_validate(
     {
@@ -72,7 +72,7 @@ class IdleTrial(tune.Trainable):
             "trials": json.dumps([trial]),
             "failed": [],
             "done": not self.configurations,
-            "rounds": RoundTable.of(pd.DataFrame({"config_id": ["idle"], "round": [0]})),
+            "rounds": Rounds(pd.DataFrame({"config_id": ["idle"], "round": [0]}).to_parquet()),
         }
 
 
@@ -81,7 +81,7 @@ class PidTrial(IdleTrial):
 
     def step(self):
         result = super().step()
-        result["rounds"] = RoundTable.of(pd.DataFrame({"pid": [os.getpid()]}))
+        result["rounds"] = Rounds(pd.DataFrame({"pid": [os.getpid()]}).to_parquet())
         return result
 
 
