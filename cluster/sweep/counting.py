@@ -26,7 +26,6 @@ from specdec_core.cost import Profile
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
-from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
 
 NOTHING: dict[str, float] = {"memory": 1}  # a byte, as Tune takes no empty needs
@@ -59,7 +58,9 @@ def count_all(
         if plan.hardware is not None and plan.autoregressive.id not in done:
             counting.each([plan.autoregressive], needs, plan.early_stopping)
     else:
-        replayable, others = split(_counted(plan, task, observer), task.replay)
+        configurations = _counted(plan, task, observer)
+        replayable = [c for c in configurations if task.replays(c)]
+        others = [c for c in configurations if not task.replays(c)]
         pending = [c for c in replayable if c.id not in done]
         if replayable:
             observer.stage("replaying", len(replayable), done=len(replayable) - len(pending))

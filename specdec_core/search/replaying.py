@@ -172,17 +172,5 @@ def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
     return points
 
 
-def split(
-    configurations: Iterable[Configuration], replay: Replay | None
-) -> tuple[list[Configuration], list[Configuration]]:
-    """The configurations that can be replayed, and those that have to be decoded."""
-    replayed: list[Configuration] = []
-    decoded: list[Configuration] = []
-    for configuration in configurations:
-        can = replay is not None and replay.can(configuration)
-        (replayed if can else decoded).append(configuration)
-    return replayed, decoded
-
-
 def _brief(value: object) -> object:
     return value.model_dump(exclude_defaults=True) if hasattr(value, "model_dump") else value
