@@ -95,14 +95,17 @@ class ForwardTerms(Value):
         return best
 
     def seconds(self, work: Work) -> float:
+        beyond = self.per_token_beyond * max(work.tokens - self.knee, 0)
+        return self.fixed + self.of_rows(work) + beyond
+
+    def of_rows(self, work: Work) -> float:
+        """The seconds that each row adds, whatever other rows there are."""
         return (
-            self.fixed
-            + self.per_row * work.rows
+            self.per_row * work.rows
             + self.per_token * work.tokens
             + self.per_cached * work.cached
             + self.per_pair * work.pairs
             + self.per_few_pair * work.few_pairs
-            + self.per_token_beyond * max(work.tokens - self.knee, 0)
         )
 
 

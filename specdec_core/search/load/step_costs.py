@@ -150,22 +150,13 @@ class StepCosts:
         return RoundCost(each.drafted, (*share, *verified, *proposing), after)
 
     def _proposed(self, draft: int, forwards: int, tokens: int, context: int) -> list[float]:
-        terms = self._draft_terms[draft]
-        seconds = (terms.per_row + terms.per_cached * context) * forwards
-        seconds += (terms.per_token + terms.per_pair * context) * tokens
-        return [forwards, tokens, seconds, terms.per_few_pair * tokens * context]
+        terms, pairs = self._draft_terms[draft], tokens * context
+        seconds = terms.of_rows(Work(forwards, tokens, forwards * context, pairs))
+        return [forwards, tokens, seconds, terms.per_few_pair * pairs]
 
     def _verified(self, tokens: int, held: int, candidates: int = 0, added: float = 0.0) -> Share:
         work = Work.of([(tokens, held)])
-        by_terms = (
-            added
-            + terms.per_row
-            + terms.per_token * work.tokens
-            + terms.per_cached * work.cached
-            + terms.per_pair * work.pairs
-            + terms.per_few_pair * work.few_pairs
-            for terms in self._target_terms
-        )
+        by_terms = (added + terms.of_rows(work) for terms in self._target_terms)
         return (tokens, candidates, *by_terms)
 
     def _verify(self, sums: Sequence[float]) -> float:
