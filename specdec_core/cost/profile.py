@@ -131,22 +131,6 @@ class Profile(Value):
             seconds += counts.n_draft * self.t_draft(draft, context, width)
         return seconds
 
-    def seconds_by_arm(
-        self,
-        counts: Iterable[tuple[int | None, Counts]],
-        configuration: Configuration,
-        context: float | None = None,
-    ) -> float:
-        """Seconds of a configuration's rounds by :meth:`estimate_seconds`. The rounds of each arm
-        have the costs of that arm, which may have another draft model. The arm None has the rounds
-        without an arm: all rounds where no bandit chooses. Counts of rounds that verify as many
-        candidates are priced more exactly than a mean of several widths."""
-        seconds = 0.0
-        for arm, of_arm in counts:
-            by_arm = configuration.by(arm)
-            seconds += self.under(by_arm).estimate_seconds(of_arm, by_arm.draft, context)
-        return seconds
-
     def round_seconds(
         self,
         drafted: int,

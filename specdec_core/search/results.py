@@ -47,12 +47,16 @@ class Trial(Document):
     ) -> Trial:
         """Counts, their rates, and the time that the profile predicts from them at `context` tokens
         in the cache, prefilling prompts of `prompts` tokens included. `by_arm` has the counts of
-        each arm of a bandit, if need be of several kinds of rounds each; unset, all are priced
-        alike. `taken` are seconds that decoding took, in place of the predicted ones."""
+        each arm of a bandit, which has its own costs and perhaps another draft model; None: of
+        rounds without an arm. An arm may have several counts: of rounds that verify as many
+        candidates each, they are priced more exactly than by a mean of several widths. `taken` are
+        seconds that decoding took, in place of the predicted ones."""
         prompts, by_arm = list(prompts), list(by_arm) or [(None, counts)]
         if (seconds := taken) is None:
-            seconds = profile.seconds_by_arm(by_arm, configuration, context)
-            seconds += profile.prefill_seconds(prompts, configuration.drafts)
+            seconds = profile.prefill_seconds(prompts, configuration.drafts)
+            for arm, rounds in by_arm:
+                own = configuration.by(arm)
+                seconds += profile.under(own).estimate_seconds(rounds, own.draft, context)
         alone = profile.autoregressive_seconds(counts.n, context) + profile.prefill_seconds(prompts)
         speedup = alone / seconds if seconds else 1.0
         return cls(
