@@ -52,11 +52,6 @@ class Bench:
         """The pair with concrete device and data types."""
         return self.pair.spec
 
-    def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
-        """Requests for the prompts, of a conversation for each turn; raises :class:`UserError` for
-        a prompt that the pair cannot take."""
-        return tuple(self._requests(prompts, max_new_tokens, 0))
-
     def fitting(
         self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
     ) -> tuple[Request, ...]:
@@ -64,13 +59,15 @@ class Bench:
         requests: list[Request] = []
         for prompt in prompts:
             with suppress(UserError):
-                requests += self._requests([prompt], max_new_tokens, first)
+                requests += self.requests([prompt], max_new_tokens, first)
             first += Conversation(prompt, self.pair.tokenizer).turns
         return tuple(requests)
 
-    def _requests(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
-    ) -> list[Request]:
+    def requests(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, first: int = 0
+    ) -> tuple[Request, ...]:
+        """Requests for the prompts, of a conversation for each turn, with seeds from `first`;
+        raises :class:`UserError` for a prompt that the pair cannot take."""
         engine = self.engine
         requests = requests_of(prompts, self.pair, max_new_tokens, first, engine)
         for request in requests:
@@ -78,7 +75,7 @@ class Bench:
                 request.check(engine.max_length, engine.vocab_size, engine.scheduler.limits)
             except UserError as error:
                 raise UserError(f"prompt {request.id}: {error}") from None
-        return requests
+        return tuple(requests)
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""

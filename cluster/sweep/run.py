@@ -11,7 +11,7 @@ at each of its loads are timed as well, where a recording was replayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -53,7 +53,7 @@ from specdec_core.search.replaying import (
     recording_of,
     with_types_of,
 )
-from specdec_core.search.results import SweepResult, Trial, by_estimate
+from specdec_core.search.results import SweepResult, by_estimate
 
 CHUNKS = 8  # looks that early stopping gets at a configuration
 
@@ -293,16 +293,11 @@ class _Sweep:
     def _write_rounds(self, timed: Mapping[str, pd.DataFrame]) -> None:
         """Write the rounds of notable trials. `timed` has the rounds of finalists that were decoded
         to be timed, after a replay."""
-        notable = [t for t in self.result.notable() if t.replayed and t.id not in timed]
-        self.folder.save_rounds([*timed.values(), *_replayed_rounds(self.task, notable)])
-
-
-def _replayed_rounds(task: TrialTask, trials: Iterable[Trial]) -> list[pd.DataFrame]:
-    """The rounds of the trials that can be replayed."""
-    if task.replay is None:
-        return []
-    return [
-        task.replay.run(trial.configuration).frame(config_id=trial.id)
-        for trial in trials
-        if task.replays(trial.configuration)
-    ]
+        replay, notable = self.replay, self.result.notable()
+        replayed = [t for t in notable if t.replayed and t.id not in timed]
+        frames = [
+            replay.run(trial.configuration).frame(config_id=trial.id)
+            for trial in replayed
+            if replay is not None and replay.can(trial.configuration)
+        ]
+        self.folder.save_rounds([*timed.values(), *frames])

@@ -60,10 +60,6 @@ class StepTimes(Value):
             mixes=profile.mixes,
         )
 
-    def verifying(self, candidates: bool) -> ForwardTerms:
-        """The target's forward, with candidates or without."""
-        return self.target if candidates or self.autoregressive is None else self.autoregressive
-
     def draft(self, name: str) -> ForwardTerms:
         """A draft's forward. Raises :class:`UserError` for a draft without times."""
         if name not in self.drafts:

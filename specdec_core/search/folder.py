@@ -163,15 +163,13 @@ class SweepFolder:
         """The rounds of a finished trial that was decoded."""
         return pd.read_parquet(self.path / "trials" / f"{config_id}.parquet")
 
-    def save_rounds(self, more: Sequence[pd.DataFrame] = ()) -> Path:
-        """The trials' rounds and `more`, in one table with a column config_id."""
+    def save_rounds(self, more: Sequence[pd.DataFrame]) -> None:
+        """Write the trials' rounds and `more`, in one table with a column config_id."""
         files = [self.path / "trials" / f"{trial.id}.parquet" for trial in self.trials()]
         parts = [pd.read_parquet(file) for file in files if file.exists()]
-        parts += more
-        target = self.path / "rounds.parquet"
-        with atomic_path(target) as path:
-            pd.concat(parts, ignore_index=True).to_parquet(path, index=False)
-        return target
+        rounds = pd.concat([*parts, *more], ignore_index=True)
+        with atomic_path(self.path / "rounds.parquet") as path:
+            rounds.to_parquet(path, index=False)
 
 
 def find_trial(root: Path, config_id: str) -> tuple[SweepResult, Trial]:

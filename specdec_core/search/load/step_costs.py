@@ -74,7 +74,7 @@ class StepCosts:
         self.reads_along = answers.draft is not None and not answers.lazy
         self.round = lru_cache(_KNOWN)(self._round)
         self._draft_terms = [times.draft(name) for name in self.drafts]
-        self._target_terms = [times.verifying(candidates) for candidates in (False, True)]
+        self._target_terms = [times.autoregressive or times.target, times.target]
         self._tokens = _OF_DRAFT * len(self.drafts)  # the column of the target's tokens
         proposers = answers.proposers or {frozenset()}
         always, any_of = frozenset.intersection(*proposers), frozenset.union(*proposers)

@@ -71,7 +71,7 @@ def test_a_profile_tells_step_times():
     times = StepTimes.of(profile)
     work, single = Work.of([(3, 100)] * 8), Work.of([(1, 100)] * 8)
     assert times.target.seconds(work) == pytest.approx(TRUE.seconds(work), rel=0.02)
-    for terms, more in ((times.verifying(candidates=False), 0), (times.draft("draft"), 1e-2)):
+    for terms, more in ((times.autoregressive, 0), (times.draft("draft"), 1e-2)):
         assert terms.seconds(single) == pytest.approx(TRUE.seconds(single) + more, rel=0.02)
     assert (times.per_step, times.per_row) == pytest.approx((9e-4, 1e-4))
 
@@ -83,7 +83,7 @@ def test_another_machines_forward_times_are_constant():
         assert times.target.seconds(Work.of([(5, 300)] * rows)) == pytest.approx(0.2)
         assert times.draft("small").seconds(Work.of([(1, 300)] * rows)) == pytest.approx(0.01)
         work = Work.of([(1, 300)] * rows)
-        assert times.verifying(candidates=False).seconds(work) == pytest.approx(0.1)
+        assert times.autoregressive.seconds(work) == pytest.approx(0.1)
 
 
 def test_a_draft_without_times_is_named():

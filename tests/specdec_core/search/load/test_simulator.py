@@ -217,7 +217,7 @@ def test_a_step_costs_what_its_rows_add_up_to():
     assert costs.seconds([medium.share, small.share]) == pytest.approx(target + drafts + engine)
     reading = [costs.prefill_share(*row) for row in ((7, 0), (20, 64))]
     assert costs.prefill(reading) == pytest.approx(
-        UNEVEN.verifying(candidates=False).seconds(Work.of([(7, 0), (20, 64)]))
+        UNEVEN.autoregressive.seconds(Work.of([(7, 0), (20, 64)]))
     )
 
 
