@@ -165,7 +165,8 @@ def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
     for draft in replay.header.pair.drafts:
         drafter = DraftModelSettings(draft=draft, policy=OracleSettings())
         oracle = Configuration(drafter=drafter, sampling=replay.header.sampling)
-        if draft in profile.drafts and draft not in replay.header.eagle_heads:
+        known = draft in profile.drafts and draft not in replay.header.eagle_heads
+        if known and replay.can(oracle):
             counts = replay.run(oracle).counts
             rate, speedup = counts.metrics()["verification_rate"], profile.speedup(counts, draft)
             points.append(OraclePoint(draft=draft, verification_rate=rate, speedup=speedup))

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
+from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings, RecordingFacts
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedLengths
 
 
@@ -26,6 +26,9 @@ class OracleSettings(PolicySettings):
     @property
     def decodes(self) -> bool:
         return False
+
+    def unsupported_reason(self, recording: RecordingFacts) -> str | None:
+        return None  # a draft that agrees is the recorded output, however long
 
 
 class OraclePolicy(LengthPolicy):
