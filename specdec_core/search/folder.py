@@ -55,19 +55,14 @@ class SweepFolder:
         """
         if name == ".." or Path(name).name != name:
             raise UserError(f"--name {name}: expected a folder's name, not a path")
-        for number in count(1):
-            folder = cls(root / (name if number == 1 else f"{name}-{number}"))
-            if not folder.path.exists():
-                return folder
-            if folder.finished or fresh:
-                continue
-            if folder.digest not in (None, digest):
-                raise UserError(
-                    f"{folder.path} holds an unfinished sweep with other settings or prompts; "
-                    "give --fresh to start beside it, or another --name"
-                )
-            return folder
-        raise AssertionError  # count() does not end
+        folders = (cls(root / (name if n == 1 else f"{name}-{n}")) for n in count(1))
+        folder = next(f for f in folders if not (f.finished or (fresh and f.path.exists())))
+        if folder.digest not in (None, digest):
+            raise UserError(
+                f"{folder.path} holds an unfinished sweep with other settings or prompts; "
+                "give --fresh to start beside it, or another --name"
+            )
+        return folder
 
     @property
     def name(self) -> str:
