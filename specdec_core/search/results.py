@@ -73,13 +73,8 @@ class Trial(Document):
     def may_win(self, allowed: Collection[str] = ()) -> bool:
         """Whether it could be champion if the lossy methods `allowed`, by name, may win: counted in
         full, otherwise lossless, and not the oracle, which only a replay can follow."""
-        return self.finished and may_win(self.configuration, allowed)
-
-
-def may_win(configuration: Configuration, allowed: Collection[str] = ()) -> bool:
-    """Whether a configuration may be chosen if the lossy methods `allowed`, by name, may win."""
-    lossless = configuration.lossy_methods <= set(allowed)
-    return lossless and configuration.family != ORACLE
+        lossless = self.configuration.lossy_methods <= set(allowed)
+        return self.finished and lossless and self.configuration.family != ORACLE
 
 
 def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
