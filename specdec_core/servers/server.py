@@ -140,6 +140,7 @@ class Server(ABC):
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
     heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
     gguf: ClassVar[bool] = False  # whether it reads GGUF files
+    eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
     both_occurrences: ClassVar[bool] = False  # whether it has settings for either occurrence
     measures: ClassVar[bool] = False  # whether its plug-in measures what a target forward costs

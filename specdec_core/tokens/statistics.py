@@ -221,13 +221,13 @@ def as_long(
     length. Tokens that an output lacks count at the mean pace of all outputs, in seconds a token,
     because an output that ends at once has no pace.
     """
-    prefill = np.minimum(prefill, seconds)
-    first = prefill > 0
-    decoding = seconds - prefill
+    opening = np.minimum(prefill, seconds)
+    first = opening > 0
+    decoding = seconds - opening
     steps, needed = np.maximum(tokens, 1) - first, np.maximum(wanted, 1) - first
     shorter = decoding * needed / np.maximum(steps, 1)
     longer = decoding + decoding.sum() / max(steps.sum(), 1) * (needed - steps)
-    return np.asarray(prefill + np.where(needed < steps, shorter, longer))
+    return np.asarray(opening + np.where(needed < steps, shorter, longer))
 
 
 def paired_ratio(

@@ -124,7 +124,7 @@ class ModelTrainer(Trainer):
         super().__init__(
             _LossModule(model, loss),
             TrainingArguments(**{**arguments, **settings}),
-            data_collator=lambda batch: batch,
+            data_collator=_as_it_is,
             train_dataset=batches,
             eval_dataset=batches,  # not read: `judge` evaluates
             callbacks=[_LoopCallback(self)],
@@ -205,6 +205,10 @@ class ModelTrainer(Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Weights that are not trained are not in a checkpoint."""
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class _LossModule(nn.Module):
