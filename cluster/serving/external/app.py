@@ -313,7 +313,7 @@ async def _asked(
         raise ApiError("the address has characters that no address has") from None
     except httpx.HTTPError as error:
         reason = "error"
-        fleet.lost(server)
+        server.failed()  # if it has, no other request goes there
         if isinstance(error, httpx.ConnectError):
             raise
         raise _ENDED from None

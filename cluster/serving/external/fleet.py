@@ -52,30 +52,26 @@ class ExternalFleet:
         self.servers = self._load(deployment)
         self.deployment = self.servers[0].deployment
         self._changing = asyncio.Lock()
-        self._restarting: dict[ExternalServer, asyncio.Task[None]] = {}
-        self._draining: dict[ExternalServer, asyncio.Task[None]] = {}
-        self._looking: dict[ExternalServer, asyncio.Task[None]] = {}
+        # What follows each server, and what waits for each old one to finish its requests.
+        self._tasks: dict[ExternalServer, asyncio.Task[None]] = {}
         self._loading: list[ExternalServer] = []
         self._counted = (0.0, 0.0)
 
     async def __aenter__(self) -> ExternalFleet:
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self.http = httpx.AsyncClient(limits=unlimited, timeout=None, trust_env=False)
-        self._tasks = [
-            asyncio.create_task(every(_WATCH, self._watch)),
-            asyncio.create_task(every(_LOOK, self._look_at_metrics)),
-        ]
+        self._reading = asyncio.create_task(every(_LOOK, self._look_at_metrics))
+        self._follow(self.servers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        named = (self._looking, self._restarting, self._draining)
-        for task in (*self._tasks, *(task for tasks in named for task in tasks.values())):
+        for task in (self._reading, *self._tasks.values()):
             task.cancel()
         await self.http.aclose()
 
     def end(self) -> None:
         """End all processes, within a second."""
-        _close([*self.servers, *self._draining, *self._loading], _AT_THE_END)
+        _close([*self._tasks, *self._loading], _AT_THE_END)
 
     @property
     def slots(self) -> int:
@@ -84,7 +80,7 @@ class ExternalFleet:
     @property
     def running(self) -> int:
         """Requests that pass through."""
-        return sum(server.running for server in (*self.servers, *self._draining))
+        return sum(server.running for server in self._tasks)
 
     @property
     def working(self) -> list[ExternalServer]:
@@ -99,11 +95,6 @@ class ExternalFleet:
         if not (working := self.working):
             raise EngineFailed("no server answers")
         return min(working, key=lambda server: server.running)
-
-    def lost(self, server: ExternalServer) -> None:
-        """A connection to the server has broken: look at its process now, not in a second."""
-        if (reason := server.failed()) is not None:
-            self._restart(server, reason)
 
     async def check_engine(self, server: ExternalServer) -> None:
         """Raises :class:`httpx.RemoteProtocolError` where the server does not work: vLLM's front
@@ -178,61 +169,48 @@ class ExternalFleet:
         self.previous, self.deployment = self.deployment, servers[0].deployment
         self.switches += 1
         for server in old:
-            if (restarting := self._restarting.pop(server, None)) is not None:
-                restarting.cancel()
-            self._draining[server] = asyncio.create_task(self._drain(server))
+            self._tasks[server].cancel()
+            self._tasks[server] = asyncio.create_task(self._drain(server))
+        self._follow(servers)
 
     async def _drain(self, server: ExternalServer) -> None:
         while server.running:
             await asyncio.sleep(_DRAINED)
         await asyncio.to_thread(server.close)
-        del self._draining[server]
+        del self._tasks[server]
 
     # Processes that end.
 
-    async def _watch(self) -> None:
-        """Look at each server, beside those that have not answered yet."""
-        for server in self.servers:
-            if server not in self._restarting and server not in self._looking:
-                looking = self._looking[server] = asyncio.create_task(self._look_at(server))
-                looking.add_done_callback(partial(self._looked, server))
-
-    def _looked(self, server: ExternalServer, _: asyncio.Task[None]) -> None:
-        del self._looking[server]
+    def _follow(self, servers: Sequence[ExternalServer]) -> None:
+        for server in servers:
+            watching = every(_WATCH, partial(self._look_at, server))
+            self._tasks[server] = asyncio.create_task(watching)
 
     async def _look_at(self, server: ExternalServer) -> None:
-        """Restart a server that has ended, does not answer, or has requests and does not work: a
-        front end may answer while its engine hangs."""
-        reason = server.failed()
-        if reason is None and server.idle > self.patience:
-            reason = f"it has requests, and counts no token for over {self.patience:g} s"
-        if reason is None:
-            url = f"{server.url}/health"
-            with suppress(httpx.HTTPError):
-                if (await self.http.get(url, timeout=self.patience)).is_success:
-                    return
-            reason = server.failed() or f"its /health fails, or takes over {self.patience:g} s"
-        self._restart(server, reason)
+        """Start a server again that does not work."""
+        if (reason := await self._failure(server)) is None:
+            return
+        server.url = None
+        logger.warning("server %s is started again: %s", server.name, reason)
+        while server.url is None:
+            await asyncio.sleep(server.pause)
+            self.restarts += 1
+            try:
+                await asyncio.to_thread(server.restart)
+            except UserError as error:
+                logger.error("%s", error)
 
-    def _restart(self, server: ExternalServer, reason: str) -> None:
-        """Start a server again, unless that is under way."""
-        if server not in self._restarting and server in self.servers:
-            server.url = None
-            logger.warning("server %s is started again: %s", server.name, reason)
-            self._restarting[server] = asyncio.create_task(self._restarted(server))
-
-    async def _restarted(self, server: ExternalServer) -> None:
-        try:
-            while True:
-                await asyncio.sleep(server.pause)
-                self.restarts += 1
-                try:
-                    await asyncio.to_thread(server.restart)
-                    return
-                except UserError as error:
-                    logger.error("%s", error)
-        finally:
-            self._restarting.pop(server, None)
+    async def _failure(self, server: ExternalServer) -> str | None:
+        """Why a server does not work: it has ended, does not answer, or has requests and counts no
+        tokens, as a front end may answer while its engine hangs."""
+        if (ended := server.failed()) is not None:
+            return ended
+        if server.idle > self.patience:
+            return f"it has requests, and counts no token for over {self.patience:g} s"
+        with suppress(httpx.HTTPError):
+            if (await self.http.get(f"{server.url}/health", timeout=self.patience)).is_success:
+                return None
+        return server.failed() or f"its /health fails, or takes over {self.patience:g} s"
 
     # What the servers say.
 

@@ -93,6 +93,7 @@ class ExternalServer:
         self.since = int(time())
         self.key = secrets.token_urlsafe()  # of the process's port, which other users can reach
         self.url: str | None = None  # while requests are answered
+        self._ended = "it does not answer"  # why there is none
         self.failing = 0  # starts in a row after which the process has ended at once
         self._started = monotonic()
         self._folder = TemporaryDirectory()
@@ -123,15 +124,13 @@ class ExternalServer:
             raise UserError(f"{self.program.engine}: stopped before it was ready")
 
     def failed(self) -> str | None:
-        """Why the process has ended, if it has."""
-        if self._process is None or self.url is None:
-            return "it does not answer"
-        try:
-            self._process.check()
-        except UserError as error:
-            self.url = None
-            return str(error)
-        return None
+        """Why the process has ended, if it has; then it has no address."""
+        if self._process is not None and self.url is not None:
+            try:
+                self._process.check()
+            except UserError as error:
+                self.url, self._ended = None, str(error)
+        return self._ended if self.url is None else None
 
     def has_counted(self, tokens: tuple[float, ...]) -> None:
         """The program's counts of tokens. One that has no such counts is taken to work."""
