@@ -21,7 +21,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from specdec_core.base.errors import UserError
 from specdec_core.models.generation_settings import read_generation_settings
 from specdec_core.models.location import located
-from specdec_core.models.reading import read_model, reading
+from specdec_core.models.reading import ONE_AT_A_TIME, read_model, reading
 
 
 def load_config(name: str) -> PretrainedConfig:
@@ -60,7 +60,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
 def build(config: PretrainedConfig, name: str) -> PreTrainedModel:
     """A model of that configuration with random weights, in evaluation mode. Raises
     :class:`UserError`."""
-    with reading(name, "build it from its configuration", located(name)):
+    with ONE_AT_A_TIME, reading(name, "build it from its configuration", located(name)):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
         model.eval()
     return model

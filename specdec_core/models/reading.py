@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
+from threading import RLock
 from typing import Any
 
 from safetensors import SafetensorError
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from specdec_core.base.errors import UserError
 
 CONFIG = "config.json"  # of a model's folder
+ONE_AT_A_TIME = RLock()  # transformers changes its classes, for all threads, while it makes a model
 
 # Lines of a library's error that say what to do rather than what is wrong.
 _ADVICE = re.compile(r"(Please|Check|If|You|See|For details|Do|Note) |\(\d+\)|<https?:|https?:")
@@ -139,7 +141,7 @@ def read_model(
     logger, report = logging.getLogger("transformers.modeling_utils"), _Report()
     logger.addFilter(report)
     try:
-        with reading(name, "load its weights", path):
+        with ONE_AT_A_TIME, reading(name, "load its weights", path):
             model, loaded = factory.from_pretrained(
                 path,
                 output_loading_info=True,
