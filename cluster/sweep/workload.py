@@ -9,7 +9,6 @@ import pandas as pd
 from cluster.session import Remote
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration
-from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.load.answers import configurations_by_load
@@ -53,7 +52,7 @@ def choose_for_workload(
     choice, simulated = choose_for_load(
         candidates,
         replay,
-        StepTimes.of(result.profile),
+        result.profile,
         plan.workload,
         plan.live,
         bench,

@@ -16,6 +16,7 @@ import pandas as pd
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
+from specdec_core.cost.profile import Profile
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.decoded import decoded_live
@@ -30,7 +31,7 @@ from specdec_core.search.load.workload import LiveSettings, Load, Workload
 def choose_for_load(
     candidates: Sequence[Configuration],
     replay: Replay,
-    times: StepTimes,
+    times: StepTimes | Profile,
     workload: Workload,
     live: LiveSettings | None = None,
     timer: LoadTimer | None = None,
