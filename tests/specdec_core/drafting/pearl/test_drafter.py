@@ -248,13 +248,16 @@ def test_the_test_notices_guesses_that_were_not_drawn(toy_pair, monkeypatch):
 @pytest.mark.parametrize(("bug", "count"), [("certain", 2_000), ("late", 4_000)])
 def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count):
     def wrong(self, tree, *others):
+        before, sources = len(tree), tree.draft_probs
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
-            source = tree.draft_probs[-1]
-            tree.draft_probs[-1] = RemoteDistribution(0.5 * source.probability, source.fetch)
+            sources[before:] = [
+                RemoteDistribution(0.5 * source.probability, source.fetch)
+                for source in sources[before:]
+            ]
 
-    rightly = PearlDrafter._add
-    monkeypatch.setattr(PearlDrafter, "_add", wrong)
+    rightly = PearlDrafter._extend
+    monkeypatch.setattr(PearlDrafter, "_extend", wrong)
     sampling = Sampling(temperature=1.0)
     counts = samples(InTurns(toy_pair, 0), sampling, count, window=1, wait=1)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
