@@ -17,7 +17,15 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
-from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Rounds, TrialTask, counted, group, grouped
+from cluster.sweep.trial import (
+    PROMPTS_DONE,
+    CountTrial,
+    RoundsFile,
+    TrialTask,
+    counted,
+    group,
+    grouped,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
 from specdec_core.base.uris import sqlite_uri
@@ -179,7 +187,7 @@ class _Record(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        rounds: Rounds | None = result.pop("rounds", None)
+        rounds: RoundsFile | None = result.pop("rounds", None)
         for finished in counted(result):
             if not finished.finished and not result["done"]:
                 continue

@@ -54,7 +54,7 @@ class TrialTask:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundsFile:
     """A Parquet file of rounds. Tune prints results into messages that are not shown, and printing
     a table takes longer than starting a trial."""
 
@@ -106,7 +106,7 @@ class CountTrial(tune.Trainable):
     def step(self) -> dict[str, Any]:
         trials: list[Trial] = []
         failed: list[tuple[str, str, str]] = []
-        rounds: dict[str, Rounds] = {}
+        rounds: dict[str, RoundsFile] = {}
         replays, end = self.task.replays(self.left[0]), time.monotonic() + REPORT
         prompts = len(self.task.requests)
         while self.left:
@@ -146,7 +146,7 @@ class CountTrial(tune.Trainable):
         self.left.popleft()
         self.generations = []
 
-    def _decode(self, configuration: Configuration) -> tuple[Trial, Rounds]:
+    def _decode(self, configuration: Configuration) -> tuple[Trial, RoundsFile]:
         """Decode a chunk of the prompts; the document and the rounds of all chunks."""
         done = len(self.generations)
         if not done:
@@ -158,7 +158,7 @@ class CountTrial(tune.Trainable):
         trial = assess(configuration, self.generations, self.task.profile)
         trial.finished = len(self.generations) == len(self.task.requests)
         rounds = rounds_frame(self.generations, config_id=trial.id)
-        return trial, Rounds(rounds.to_parquet(index=False))
+        return trial, RoundsFile(rounds.to_parquet(index=False))
 
 
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:

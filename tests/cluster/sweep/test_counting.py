@@ -14,7 +14,7 @@ from ray import tune
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
-from cluster.sweep.trial import Rounds
+from cluster.sweep.trial import RoundsFile
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -72,7 +72,7 @@ class IdleTrial(tune.Trainable):
             "trials": json.dumps([trial]),
             "failed": [],
             "done": not self.configurations,
-            "rounds": Rounds(pd.DataFrame({"config_id": ["idle"], "round": [0]}).to_parquet()),
+            "rounds": RoundsFile(pd.DataFrame({"config_id": ["idle"], "round": [0]}).to_parquet()),
         }
 
 
@@ -81,7 +81,7 @@ class PidTrial(IdleTrial):
 
     def step(self):
         result = super().step()
-        result["rounds"] = Rounds(pd.DataFrame({"pid": [os.getpid()]}).to_parquet())
+        result["rounds"] = RoundsFile(pd.DataFrame({"pid": [os.getpid()]}).to_parquet())
         return result
 
 
