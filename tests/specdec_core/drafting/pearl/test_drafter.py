@@ -210,7 +210,7 @@ def samples(link, sampling, count, whole=None, **settings):
 )
 def test_samples_have_the_targets_joint_distribution(toy_pair, sampling, dies):
     link = InTurns(toy_pair, 0, dies)
-    counts = samples(link, sampling, 5_000)
+    counts = samples(link, sampling, 2_500)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
     assert bool(link.deaths) == bool(dies)
 
