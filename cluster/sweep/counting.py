@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
+from specdec_core.search.space import Search
 
 NOTHING: dict[str, float] = {"memory": 1}  # a byte, as Tune takes no empty needs
 ATTEMPTS = 3  # to count a configuration that is lost with a trial's process or node
@@ -257,11 +259,8 @@ def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[
         study = optuna.load_study(study_name=None, storage=storage)
         finished = sum(trial.state.is_finished() for trial in study.trials)
 
-    def suggested(trial: Any) -> dict[str, str]:
-        return {"configurations": group([plan.space.suggest(trial).priced(profile)])}
-
     searcher = OptunaSearch(
-        suggested,
+        partial(_suggested, plan.space, profile),  # Tune pickles it
         metric=METRIC,
         mode="max",
         # Resumed with the same seed it would draw the same points again.
@@ -269,3 +268,7 @@ def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[
         storage=storage,
     )
     return searcher, finished
+
+
+def _suggested(space: Search, profile: Profile, trial: Any) -> dict[str, str]:
+    return {"configurations": group([space.suggest(trial).priced(profile)])}
