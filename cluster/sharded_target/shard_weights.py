@@ -88,8 +88,8 @@ def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
     }
     for name, module in list(model.named_modules()):
         style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
-        # A subclass may do more than a product or a look-up.
-        if style in lighter and type(module) in (nn.Linear, nn.Embedding):
+        # A subclass of a linear layer may do more than a product.
+        if style in lighter and (type(module) is nn.Linear or isinstance(module, nn.Embedding)):
             for key, value in module.named_parameters(recurse=False):
                 local = value.to_local() if isinstance(value, DTensor) else value
                 module._parameters[key] = nn.Parameter(local.detach(), requires_grad=False)
@@ -133,17 +133,19 @@ class _GatheredLinear(nn.Module):
 
 
 class _SummedEmbedding(nn.Module):
-    """The embedding, split by tokens."""
+    """The embedding, split by tokens. What a subclass does to each token's vector, such as a
+    scale, it does here."""
 
     def __init__(self, embedding: nn.Embedding, exchange: Exchange) -> None:
         super().__init__()
         self.start = exchange.rank * -(-embedding.num_embeddings // exchange.parts)
-        self.weight = embedding.weight
+        self.local = embedding
+        embedding.padding_idx = None  # which another rank may have
 
     def forward(self, tokens: Tensor) -> Tensor:
         place = tokens - self.start
-        elsewhere = (place < 0) | (place >= self.weight.shape[0])
-        embedded = nn.functional.embedding(place.masked_fill(elsewhere, 0), self.weight)
+        elsewhere = (place < 0) | (place >= self.local.weight.shape[0])
+        embedded = self.local(place.masked_fill(elsewhere, 0))
         return operators.sum_of_ranks(embedded.masked_fill(elsewhere[..., None], 0))
 
 

@@ -36,7 +36,7 @@ from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts
 from tests.cluster import small_devices
 from tests.cluster.clusters import in_a_process
-from tests.commands import QUICK, prompts_file, sweep_plan
+from tests.commands import QUICK, ROOT, prompts_file, sweep_plan
 from tests.configurations import FOUR
 from tests.specdec_core.kinds import chain
 
@@ -176,7 +176,8 @@ EXTENT = Extent(max_new_tokens=TOKENS, texts=1, timed=1, repeats=1)
 
 def run_stages(spec: PairSpec, placed: Placement, prompts: Path, home: Path) -> None:
     """In a separate process, whose Ray has small devices where the target is split."""
-    environment: dict[str, Any] = {"env_vars": QUIET}
+    # Workers import tests.
+    environment: dict[str, Any] = {"env_vars": {**QUIET, "PYTHONPATH": str(ROOT)}}
     small = placed.target.devices > 1
     if small:
         environment["worker_process_setup_hook"] = "tests.cluster.small_devices.install"

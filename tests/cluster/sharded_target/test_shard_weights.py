@@ -135,7 +135,6 @@ def test_two_parts_compute_what_the_whole_computes(family, split, tmp_path):
         pytest.param("gpt2", "layers", marks=pytest.mark.long),
         pytest.param("gemma3-window", "heads", marks=pytest.mark.long),
         pytest.param("qwen2-mixed-window", "layers", marks=pytest.mark.long),
-        pytest.param("gptj", "layers", marks=pytest.mark.long),
     ],
 )
 def test_two_compiled_parts_compute_what_the_whole_computes(family, split, tmp_path, monkeypatch):
