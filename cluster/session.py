@@ -50,7 +50,15 @@ QUIET = {
 }
 
 # The start of the variables that workers on other nodes get from the driver.
-INHERITED = ("SPECDEC_HOME", "HF_TOKEN", "HF_ENDPOINT", "NCCL_", "TORCH_NCCL_", "GLOO_")
+INHERITED = (
+    "SPECDEC_HOME",
+    "SPECDEC_KINDS",
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "NCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+)
 ANSWERING = 10.0  # seconds that a cluster may take to answer
 
 

@@ -92,7 +92,7 @@ class Bench:
         policies = measure_policies(self.pair, priced)
         return profile.model_copy(update={"policies": policies})
 
-    # One request at a time (:class:`cluster.sweep.times.Timer`).
+    # One request at a time (:class:`cluster.sweep.racing.Timer`).
 
     def prepare(self, configurations: Sequence[Configuration], request: Request) -> None:
         """Run each configuration for a moment, untimed."""

@@ -197,8 +197,10 @@ class PolicyDrafterSettings(ModelSettings):
     def unknown_chain(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell the draft model's chain; None where it can."""
         unknown = self.unknown_draft(recording) or self.policy.unsupported_reason(recording)
-        if unknown is None and self.parts and self.is_eagle(recording):
-            return "what a head would draft after guesses is not recorded"
+        if unknown is None and self.is_eagle(recording):
+            if self.parts:
+                return "what a head would draft after guesses is not recorded"
+            return self.policy.beyond_recorded(recording)  # its agreeing drafts are no exception
         return unknown
 
 

@@ -75,6 +75,10 @@ class PolicySettings(KindSettings):
         """Why a recording cannot tell what this policy would do; None where it can."""
         if not self.replayed:
             return f"policy {self.kind} asks for more than was recorded"
+        return self.beyond_recorded(recording)
+
+    def beyond_recorded(self, recording: RecordingFacts) -> str | None:
+        """Why chains as long as it may ask for are not recorded; None where they are."""
         # The longest draft of a request is also bounded by its room.
         longest = min(self.max_tokens, recording.max_new_tokens - 1)
         if longest > recording.max_draft:

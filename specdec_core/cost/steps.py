@@ -9,6 +9,7 @@ function of sums over its rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pydantic import Field
 
@@ -70,9 +71,16 @@ class StepTimes(Value):
 
 def _fit(cost: ForwardCost, measured: Sequence[Measurement]) -> ForwardTerms:
     """A fit to measured forwards, and to prompts that are prefilled."""
+    prompts = _PROMPTS if cost.prefill is not None else ()
+    return _fitted(tuple(measured), tuple((n, cost.prefill_seconds(n)) for n in prompts))
+
+
+@lru_cache
+def _fitted(
+    measured: tuple[Measurement, ...], prompts: tuple[tuple[int, float], ...]
+) -> ForwardTerms:
+    """As above, once for all configurations that a profile is asked about."""
     works = [Work.of([(m.width, m.context)] * m.batch) for m in measured]
-    seconds = [m.seconds for m in measured]
-    if cost.prefill is not None:
-        works += [Work.of([(tokens, 0)]) for tokens in _PROMPTS]
-        seconds += [cost.prefill_seconds(tokens) for tokens in _PROMPTS]
+    works += [Work.of([(tokens, 0)]) for tokens, _ in prompts]
+    seconds = [*(m.seconds for m in measured), *(taken for _, taken in prompts)]
     return ForwardTerms.fit(works, seconds)

@@ -174,6 +174,16 @@ def test_trees_and_guesses_are_not_known(headed_replay, kind):
     )
 
 
+def test_a_heads_oracle_is_known_as_far_as_its_chains(headed_replay):
+    """That of a draft model is known however far: what agrees with the target is its output."""
+    most = headed_replay.header.max_draft
+    assert most < headed_replay.header.max_new_tokens - 1
+    for draft, length, known in ((HEAD, most, True), (HEAD, most + 1, False), ("draft", 99, True)):
+        oracle = {"kind": "oracle", "max_tokens": length}
+        chain = {"kind": "draft_model", "draft": draft, "policy": oracle}
+        assert headed_replay.can(decoding(chain, headed_replay)) == known
+
+
 def test_examples_of_mixed_texts_are_refused(headed_replay):
     assert len(headed_replay.recording.examples("draft"))
     with pytest.raises(UserError, match="is an EAGLE head"):
