@@ -7,11 +7,13 @@ from multiprocessing import get_context
 from typing import Any
 
 from ray.cluster_utils import Cluster
+from ray.experimental import internal_kv
 
 
 @contextmanager
 def running_cluster(nodes: int = 0, **head: Any) -> Iterator[Cluster]:
     """A cluster: a head with these options, and `nodes` further nodes of one core each."""
+    own = internal_kv.internal_kv_get_gcs_client()
     cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
     try:
         for _ in range(nodes):
@@ -19,6 +21,8 @@ def running_cluster(nodes: int = 0, **head: Any) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.shutdown()
+        if own is not None:  # of another Ray that runs in this process, which this ended, too
+            internal_kv._initialize_internal_kv(own)
 
 
 def in_a_process(function: Callable[..., None], *arguments: object) -> None:
