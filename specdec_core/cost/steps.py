@@ -79,7 +79,7 @@ def _fit(cost: ForwardCost, measured: Sequence[Measurement]) -> ForwardTerms:
 def _fitted(
     measured: tuple[Measurement, ...], prompts: tuple[tuple[int, float], ...]
 ) -> ForwardTerms:
-    """As above, once for all configurations that a profile is asked about."""
+    """The fit is kept, because a profile is asked about many configurations."""
     works = [Work.of([(m.width, m.context)] * m.batch) for m in measured]
     works += [Work.of([(tokens, 0)]) for tokens, _ in prompts]
     seconds = [*(m.seconds for m in measured), *(taken for _, taken in prompts)]
