@@ -37,13 +37,14 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
 
 
 def test_workers_on_other_nodes_get_what_connects_devices_and_opens_models(monkeypatch):
-    given = {"NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth1", "HF_TOKEN": "a", "OTHER": "b"}
+    kept = {"NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth1", "SPECDEC_KINDS": "own_kinds"}
+    given = {**kept, "HF_TOKEN": "a", "OTHER": "b"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     job = {"runtime_env": {"env_vars": {"HF_TOKEN": "the job's"}}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
     variables = session._inherited_variables()
-    assert {"NCCL_IB_DISABLE", "GLOO_SOCKET_IFNAME", session.HIDE_GPUS} <= variables.keys()
+    assert {*kept, session.HIDE_GPUS} <= variables.keys()
     assert not {"HF_TOKEN", "OTHER"} & variables.keys()
 
 

@@ -24,7 +24,7 @@ def recognises(config: dict[str, Any], folder: Path) -> bool:
         return True
     if config.get("num_hidden_layers") == 1:
         with suppress(UserError):  # whatever cannot be read
-            return bool(read_tensors(folder, str(folder), lambda key: key.endswith("fc.weight")))
+            return bool(read_tensors(folder, str(folder), lambda key: key == "fc.weight"))
     return False
 
 

@@ -20,7 +20,13 @@ from specdec_core.evidence.certificate.certificate import (
 )
 from specdec_core.evidence.certificate.certify import Extent, check_all, speculated
 from specdec_core.evidence.certificate.distribution import _p_value
-from specdec_core.evidence.certificate.outputs import Asked, Reference, check_outputs
+from specdec_core.evidence.certificate.outputs import (
+    Asked,
+    Reference,
+    Speculated,
+    check_outputs,
+    compared_greedy,
+)
 from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
@@ -160,3 +166,21 @@ def test_counts_of_rare_sets_raise_no_more_false_alarms_than_stated(expected):
         assert found[count] == pytest.approx(min(1, likelier), abs=1e-12)
     assert sum(law.pmf(count) for count, p_value in found.items() if p_value < level) <= level
     assert _p_value(tokens if expected < 0.5 else 0, [expected] * tokens) < 1e-12
+
+
+@pytest.mark.parametrize(("dtype", "ties"), [("float32", 0), ("bfloat16", 2)])
+def test_margins_are_asked_for_as_far_as_they_tell_something(dtype, ties):
+    """That of a running server costs a request."""
+    asked = []
+
+    def margin(tokens, preferred, other):
+        asked.append((tokens, preferred, other))
+        return 0.01
+
+    requests = [Request(name, (1, 2), 3) for name in "ab"]
+    found = Speculated([[3, 4, 5], [6, 7]], [])
+    reference = Reference([[3, 9, 5], [8, 7]], margin)
+    greedy = compared_greedy(found, reference, Asked(requests, []), dtype, 1)
+    assert (greedy.differing, greedy.ties) == (2, ties)
+    assert "prompt a, token 1: 4 in place of 9, whose logit is 0.01 higher" in greedy.first
+    assert asked == [([1, 2, 3], 9, 4), ([1, 2], 8, 6)][: 1 if dtype == "float32" else 2]
