@@ -56,6 +56,10 @@ def main(
     ] = LONG_FORM,
     chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
+    recorded: Annotated[
+        int | None,
+        Option(min=1, help="Prompts of each set to record for the page; unset, those of --limit."),
+    ] = None,
     max_new_tokens: MaybeTokens = None,
     max_length: MaxLength = None,
     compile: Compile = None,
@@ -88,12 +92,14 @@ def main(
         config,
         only=table or (),
         sources=parse_sources(prompts),
+        recorded=recorded,
         chat_template=chat_template,
         pair=pair_changes(target, draft, max_length, compile),
         **{**(QUICK if quick else {}), **options},
     )
-    if section and write_page is None:
-        raise UserError("--section goes with --page")
+    for option, used in (("--section", section), ("--recorded", recorded)):
+        if used and write_page is None:
+            raise UserError(f"{option} goes with --page")
     if write_page is not None and plan.cluster is not None:
         raise UserError("--page: its sections are computed with whole models: not with --cluster")
     listed: tuple[Paper, ...] = ()

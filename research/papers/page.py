@@ -41,6 +41,8 @@ def papers_page(
     `sections`; sections without one are left out."""
     studied = studied or {}
     parts, files = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)], {}
+    if studied and (recorded := _recorded(result)):
+        parts.append(recorded)
     for paper in papers:
         shown = [
             section
@@ -110,6 +112,17 @@ def _where(paper: Paper, titles: Mapping[str, str]) -> str:
 def _origin(result: PapersResult, made_by: str) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in result.environment.items())
     return f"{made_by} · {result.started:%Y-%m-%d} · {facts}".rstrip(" ·")
+
+
+def _recorded(result: PapersResult) -> str:
+    """How many prompts the replayed exhibits have; empty where as many as are decoded."""
+    plan = result.plan
+    numbers = [
+        f"`{key}` {each.limit} of each of {', '.join(each.prompts)}"
+        for key, each in plan.recordings.items()
+        if each.limit
+    ]
+    return f"Recorded prompts, at most: {'; '.join(numbers)}." if numbers else ""
 
 
 def _methods(result: PapersResult, paper: Paper, titles: Mapping[str, str]) -> Section:

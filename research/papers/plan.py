@@ -73,7 +73,9 @@ class RecordingNeeded(Value):
 
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
     sampling: Sampling = Sampling()
-    limit: PositiveInt | None = Field(default=None, description="prompts of each set at most")
+    limit: PositiveInt | None = Field(
+        default=None, description="prompts of each set; unset, as many as are decoded of it"
+    )
     max_new_tokens: PositiveInt | None = Field(default=None, description="unset, the plan's")
     max_draft: PositiveInt = Field(default=40, description="the longest draft that is known")
     mixing: float = Field(
@@ -342,13 +344,15 @@ def load_paper_plan(
     only: Sequence[str] = (),
     sources: Mapping[str, str] | None = None,
     limit: int | None = None,
+    recorded: int | None = None,
     chat_template: str | None = None,
     **overrides: Any,
 ) -> PaperPlan:
     """Read the file of a plan. `only` names the tables to keep, `sources` are the paths of prompt
-    sets, `limit` is the number of prompts of each set that is not learned from,
-    `chat_template` says how all are rendered, and `overrides` replace top-level values
-    (:func:`specdec_core.config.overridden`).
+    sets, `limit` is the number of prompts of each set that is not learned from, and `recorded`
+    the number of those that are recorded, else `limit`, too; a recording's own limit, where it has
+    one, is never exceeded. `chat_template` says how all are rendered, and `overrides` replace
+    top-level values (:func:`specdec_core.config.overridden`).
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
     content = _extended(path)
@@ -376,11 +380,18 @@ def load_paper_plan(
             for name, prompt_set in prompts.items()
             if name not in learned
         }
+    most = recorded or limit
+    recordings = {
+        key: each
+        if most is None or each.learned
+        else each.model_copy(update={"limit": min(most, each.limit or most)})
+        for key, each in plan.recordings.items()
+    }
     if chat_template is not None:
         prompts = {
             name: s if s.mix else s.model_copy(update={"chat_template": chat_template})
             for name, s in prompts.items()
         }
-    plan = plan.model_copy(update={"tables": tables, "prompts": prompts})
+    plan = plan.model_copy(update={"tables": tables, "prompts": prompts, "recordings": recordings})
     plan.check(str(path))
     return plan

@@ -271,12 +271,11 @@ def recording_plan(
     """The recording of the set `name`. It is of the pair's draft models alone: no section looks at
     an EAGLE head, which would have to draft anew from every position."""
     prompts = plan.prompts[name]
-    limits = [limit for limit in (prompts.limit, recorded.limit) if limit]
     return RecordingPlan(
         pair=plan.pair.model_copy(update={"drafts": _draft_models(plan.pair)}),
         prompts=PromptSource(
             source=place_of(prompts, home)[1],
-            limit=min(limits, default=None),
+            limit=recorded.limit or prompts.limit,
             chat_template=prompts.chat_template,
         ),
         sampling=recorded.sampling,

@@ -154,7 +154,7 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     content["recordings"] = {"greedy": {"prompts": ["loops", "absent"], "max_draft": 6}}
     content["recordings"]["sampled"] = {"prompts": ["sums"], "sampling": {"temperature": 1}}
     config.write_text(json.dumps(content))
-    arguments = ["--config", str(config), "--page", str(page)]
+    arguments = ["--config", str(config), "--page", str(page), "--recorded", "1"]
     arguments += ["--section", "svip-t1", "--section", "mcsd-ranks"]
     done = command(papers.main, home, *arguments)
     assert_shown(done, "absent is not recorded")
@@ -163,6 +163,7 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     assert list(costs) == ["draft"]
     text = page.read_text()
     assert f"a target forward costs {costs['draft']:g} steps of draft: measured." in text
+    assert "`greedy` 1 of each of loops, absent; `sampled` 1 of each of sums" in text
     assert "### The draft's entropy at accepted and rejected tokens" in text
     assert "| loops | greedy |" in text
     assert "| sums | T=1 |" in text
@@ -229,6 +230,7 @@ def test_a_bad_plan_is_one_line(case, tiny_spec, tmp_path):
     [
         (["--table", "none"], r"--table none: .* has no such table"),
         (["--section", "svip-t1"], "--section goes with --page"),
+        (["--recorded", "9"], "--recorded goes with --page"),
         (
             ["--section", "none", "--page", "x.md"],
             r"--section none: no such section \(.*svip-t1.*\)",
@@ -393,6 +395,18 @@ def test_a_limit_leaves_enough_prompts_to_learn_from(config, tmp_path):
     }
     assert limits.pop("heads") == limits.pop("mixed") == 64
     assert max(limits.values()) == 4
+
+
+def test_more_prompts_may_be_recorded_than_are_timed(tmp_path):
+    loaded = load_paper_plan(PAPERS, limit=2, recorded=50)
+    limits = {
+        key: recording_plan(loaded, each, each.prompts[0], tmp_path).prompts.limit
+        for key, each in loaded.recordings.items()
+    }
+    assert limits["greedy"] == limits["sampled"] == 50
+    assert limits["heads"] == 64
+    assert limits["long"] == 8, "its own limit"
+    assert loaded.prompts["GSM8K"].limit == 2
 
 
 def test_one_template_may_render_all_sets_and_a_mixture_keeps_its_parts(tiny_spec, tmp_path):
