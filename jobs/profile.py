@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,13 +74,11 @@ def main(
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.profile import sections
     from specdec_core.measure.forward_times import workspace_profile
-    from specdec_core.measure.losses import again_if_lost
 
     with ConsoleProgress(console) as progress:
         progress.stage(f"loading {spec.name}")
         with loaded_pair(spec, placement, every_draft) as pair:
-            timed = partial(_measured, engine, pair, settings, progress)
-            profile = again_if_lost(timed, progress)
+            profile = _measured(engine, pair, settings, progress)
     path = profile.save(out or workspace_profile(pair.spec, elsewhere=elsewhere))
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:

@@ -11,9 +11,10 @@ from specdec_core.models.runner import Batch
 
 # A stage reads its weights for each micro-batch. If a stage takes a + b · tokens, two stages take
 # 2 (a + b n) for one batch of n tokens, and 3 (a + b n / 2) for two micro-batches, which is less if
-# n > 2 a / b. That is 50 tokens for the bundled target on CPU cores, compiled, and 95 eagerly
-# (`python -m research.split_forwards`). A GPU computes some 300 tokens while it reads the weights.
-PIPELINED_FROM = {"CPU": 64, "GPU": 600}  # tokens of a forward, by the kind of devices
+# n > 2 a / b. On two CPU cores the bundled target, compiled, takes 1.04 times as long pipelined at
+# 64 tokens, 0.88 to 0.93 at 128, 0.80 to 0.88 from 256 on (`python -m research.split_forwards`).
+# A GPU computes some 300 tokens while it reads the weights: n > 600.
+PIPELINED_FROM = {"CPU": 128, "GPU": 600}  # tokens of a forward, by the kind of devices
 
 
 def micro_batches(batch: Batch, stages: int) -> list[Batch]:

@@ -159,7 +159,8 @@ def run_papers(
         pair = bench.spec()
         distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
         observer.stage(f"warming {len(distinct)} configurations up")
-        bench.prepare(distinct, next(iter(requests.values()))[0])
+        first = next(iter(requests.values()))[0]
+        again_if_lost(partial(bench.prepare, distinct, first), observer)
         weights = bench.fingerprints() | trained_digests(distinct)
         with folder.lock():
             folder.keep_weights(weights)
@@ -167,6 +168,8 @@ def run_papers(
             folder.save_pair(pair)
             with alone(bench, gpus, observer, placed):
                 _measure(plan, bench, work, requests, folder, observer)
+                find = partial(_differences, bench, work, requests, folder)
+                differences = again_if_lost(find, observer)
             result = PapersResult(
                 name=folder.name,
                 started=datetime.now(UTC),
@@ -176,7 +179,7 @@ def run_papers(
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=bench.environment(),
                 target_costs=bench.__ray_call__(lambda own: own.engine.costs.calls),
-                differences=_differences(bench, work, requests, folder),
+                differences=differences,
             )
             result.save(folder.path)
     return result, folder

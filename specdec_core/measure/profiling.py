@@ -21,6 +21,7 @@ from specdec_core.cost.profile import Profile, policy_key
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.measure.losses import again_if_lost
 from specdec_core.models.runner import Batch, ModelRunner, time_forward
 from specdec_core.tokens.statistics import Round
 
@@ -50,8 +51,8 @@ def profile_pair(
     The models take turns within a repeat, so that a change of the machine's load falls on all of
     them alike; a measurement is the median of its repeats. Contexts unset are :data:`CONTEXTS` as
     far as the pair can hold them, batches unset :data:`BATCHES`, the larger of them at the smaller
-    widths only. A step is a repeat. Sizes that are not positive or do not fit are a
-    :class:`UserError`.
+    widths only. A step is a repeat. Where a model's process is lost, all is measured again. Sizes
+    that are not positive or do not fit are a :class:`UserError`.
     """
     room = pair.max_length - max(widths)
     if contexts is None:
@@ -59,6 +60,21 @@ def profile_pair(
     most = math.inf if batches else max(_MOST_TOKENS, max(widths))
     batches = batches or BATCHES
     _check_sizes(widths, contexts, batches, repeats, pair.max_length)
+    observer = observer or Observer()
+    once = partial(_profile, pair, widths, contexts, batches, most, repeats, observer)
+    return again_if_lost(once, observer)
+
+
+def _profile(
+    pair: Pair,
+    widths: Sequence[int],
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    most: float,
+    repeats: int,
+    observer: Observer,
+) -> Profile:
+    """Forwards of at most `most` tokens, but for the smallest width."""
     runners = {_TARGET: pair.open_runner(None, max(batches))}
     runners |= {name: pair.open_alone(name, max(batches)) for name in pair.drafts}
     shapes = [
@@ -68,7 +84,6 @@ def profile_pair(
         if width * batch <= most or width == min(widths)
     ]
     measured: dict[str, list[Measurement]] = {name: [] for name in runners}
-    observer = observer or Observer()
     observer.stage("measuring forwards", len(set(contexts)) * (repeats + 1))
     for context in sorted(set(contexts)):
         samples: dict[tuple[str, int, int], list[float]] = {

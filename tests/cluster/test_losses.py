@@ -20,10 +20,15 @@ from cluster.placement import Placement
 from cluster.recording import run_recording
 from cluster.session import QUIET
 from cluster.sweep.run import run_sweep
+from research.papers.plan import PaperPlan
+from research.papers.run import run_papers
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.engine.turns import requests_of
+from specdec_core.evidence.bench.benchmark import BenchPlan, run_bench
 from specdec_core.evidence.certificate.certify import Extent, check_all
+from specdec_core.measure.profiling import profile_pair
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.observer import RecordingObserver
@@ -154,6 +159,60 @@ def certify(spec, prompts, home, what):
     return loss
 
 
+def profile(spec, prompts, home, what):
+    loss, sizes = Loss(what, "measuring forwards"), {"widths": (1, 4), "contexts": (16,)}
+    with loaded_pair(spec, PLACEMENT, [FOUR]) as pair:
+        measured = profile_pair(pair, **sizes, batches=(1,), repeats=400, observer=loss)
+    assert measured.device == "cpu × 2"
+    assert len(measured.target.measurements) == len(measured.drafts["draft"].measurements) == 2
+    assert loss.noticed
+    return loss
+
+
+def bench(spec, prompts, home, what):
+    loss, whole = Loss(what, "3 contestants"), load_pair(spec)
+    plan = BenchPlan(pair=spec, chosen=(FOUR, PEARL), repeats=1, max_new_tokens=TOKENS)
+    texts = load_prompts(str(prompts), 4)
+    with loaded_pair(spec, PLACEMENT, [FOUR, PEARL]) as pair:
+        result = run_bench(plan, texts, pair, (), "lost", "bench", loss)
+    expected = [generation.tokens for generation in generated(whole, AUTOREGRESSIVE, prompts, 4)]
+    for row in result.rows:
+        assert [[tokens] for tokens in expected] == [take.outputs for take in row.takes[0]]
+    assert loss.noticed
+    return loss
+
+
+def papers(spec, prompts, home, what):
+    loss, whole = Loss(what, "decoding"), load_pair(spec)
+    rows = [{"name": each.label, "drafter": each.drafter} for each in (FOUR, PEARL)]
+    words = {"title": "Methods", "paper": "A paper", "prompts": ["here"], "columns": ["speedup"]}
+    values = {
+        "pair": spec,
+        "prompts": {"here": {"source": str(prompts), "limit": 4}},
+        "tables": {"methods": {**words, "rows": rows}},
+        "cluster": PLACEMENT,
+        "max_new_tokens": TOKENS,
+        "repeats": 1,
+    }
+    result, _ = run_papers(PaperPlan.model_validate(values), home, observer=loss)
+    assert len(result.measured) == 3
+    assert not result.differences
+    for measured in result.measured:
+        counts = Counts(**measured.counts)
+        expected = Counts.of(generated(whole, measured.configuration, prompts, 4))
+        if measured.configuration.asynchronous:  # its rounds depend on timing
+            assert counts.n == expected.n
+        else:
+            assert counts == expected
+    assert loss.noticed
+    return loss
+
+
+def generated(whole, configuration, prompts, limit):
+    requests = requests_of(load_prompts(str(prompts), limit), whole, TOKENS)
+    return Engine(whole, configuration).generate(requests)
+
+
 def lose(stage, what, spec, prompts, home):
     """In a process of its own."""
     while len(nodes().worker_nodes) < NODES:
@@ -174,7 +233,7 @@ def driver():
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["shard", "draft", "node"])
-@pytest.mark.parametrize("stage", [generate, record, sweep, certify])
+@pytest.mark.parametrize("stage", [generate, record, profile, sweep, certify, bench, papers])
 def test_a_stage_loses_nothing(driver, stage, what, tiny_spec, tmp_path):
     prompts = prompts_file(tmp_path, [f"def f{n}(x):" for n in range(SHARD + 2)])
     driver.submit(lose, stage, what, tiny_spec, prompts, tmp_path / "home").result()
