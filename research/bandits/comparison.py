@@ -32,9 +32,10 @@ from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.measure.comparison import interleaved
+from specdec_core.measure.paired import paired_ratio
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.tokens.statistics import Generation, Ratio, Round, paired_ratio
+from specdec_core.tokens.statistics import Generation, Ratio, Round
 
 Kind = Literal["baseline", "arm", "bandit"]
 Tokens = tuple[int, ...]

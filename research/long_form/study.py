@@ -29,9 +29,10 @@ from specdec_core.config import (
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.benchmark import BenchPlan
 from specdec_core.measure.comparison import interleaved
+from specdec_core.measure.paired import paired_ratio
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.source import PromptSource
-from specdec_core.tokens.statistics import paired_ratio, rounds_frame
+from specdec_core.tokens.statistics import rounds_frame
 
 EDGES = (128, 256, 512, 1024, 2048, 4096, 8192)
 _WARM_UP = 32

@@ -5,7 +5,7 @@ of a group, and the order in which they run."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -16,16 +16,15 @@ from pydantic import Field
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.measure.paired import UNKNOWN, paired_ratio
 from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.tokens.statistics import Ratio, paired_ratio
+from specdec_core.tokens.statistics import Ratio
 
 OURS = "specdec"
 LEAST_HALF = 4  # requests in each half, to choose the best on one half and report it on the other
 EVERYTHING = slice(None)
-UNKNOWN = Ratio(*[float("nan")] * 3)
 
 T = TypeVar("T")
-Name = TypeVar("Name", bound=Hashable)
 
 
 def interleaved(contestants: Sequence[T], turn: int) -> list[T]:
@@ -33,16 +32,6 @@ def interleaved(contestants: Sequence[T], turn: int) -> list[T]:
     so that no contestant always runs after the same other one."""
     shift = turn % len(contestants)
     return [*contestants[shift:], *contestants[:shift]]
-
-
-def unbeaten(among: Collection[Name], ratio: Callable[[Name, Name], Ratio]) -> list[Name]:
-    """The contestants that no other one of `among` is shown to be better than, by the `ratio` of a
-    candidate to a baseline."""
-    return [
-        each
-        for each in among
-        if all(ratio(other, each).low <= 1 for other in among if other != each)
-    ]
 
 
 class Contender(Document):
@@ -77,11 +66,7 @@ def over(
     that both answered in every repeat that both had."""
     if candidate is baseline:
         return Ratio(1.0, 1.0, 1.0)
-    before, after = (each.paces(at)[:, requests] for each in (baseline, candidate))
-    both = min(len(before), len(after))
-    before, after = before[:both], after[:both]
-    answered = ~(np.isnan(before).any(axis=0) | np.isnan(after).any(axis=0))
-    return paired_ratio(before[:, answered], after[:, answered]) if answered.any() else UNKNOWN
+    return paired_ratio(*(each.paces(at)[:, requests] for each in (baseline, candidate)))
 
 
 def halves(requests: int) -> tuple[slice, slice]:

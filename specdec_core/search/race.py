@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.measure.comparison import unbeaten
+from specdec_core.measure.paired import unbeaten
 from specdec_core.tokens.statistics import Ratio, as_long
 
 TIGHTEST = 24  # prompts at which the intervals are narrowest for what they promise

@@ -14,9 +14,10 @@ from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec, distinct_labels
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.measure.paired import paired_ratio
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.result import LoadChoice
-from specdec_core.tokens.statistics import Counts, Generation, Ratio, as_long, paired_ratio
+from specdec_core.tokens.statistics import Counts, Generation, Ratio, as_long
 
 METRIC = "estimated_speedup"
 SECONDS = "estimated_seconds"

@@ -228,31 +228,3 @@ def as_long(
     shorter = decoding * needed / np.maximum(steps, 1)
     longer = decoding + decoding.sum() / max(steps.sum(), 1) * (needed - steps)
     return np.asarray(opening + np.where(needed < steps, shorter, longer))
-
-
-def paired_ratio(
-    baseline: np.ndarray, candidate: np.ndarray, confidence: float = 0.95, draws: int = 2000
-) -> Ratio:
-    """How many times faster `candidate` is than `baseline`.
-
-    Both are seconds with shape (repeats, prompts), taken interleaved on the same prompts. Each
-    prompt's time is its median over the repeats; the ratio is that of the sums over prompts, and
-    the interval resamples prompts and repeats, keeping pairs together.
-    """
-    baseline, candidate = np.atleast_2d(baseline), np.atleast_2d(candidate)
-    if baseline.shape != candidate.shape:
-        raise ValueError(f"unpaired times: {baseline.shape} and {candidate.shape}")
-    repeats, prompts = baseline.shape
-    rng = np.random.default_rng(0)
-    r = rng.integers(repeats, size=(draws, repeats, 1))
-    p = rng.integers(prompts, size=(draws, 1, prompts))
-
-    def total(times: np.ndarray, pick: bool) -> np.ndarray:
-        chosen = times[r, p] if pick else times[None]
-        return np.asarray(np.median(chosen, axis=1).sum(axis=-1))
-
-    drawn = total(baseline, True) / total(candidate, True)
-    tail = (1 - confidence) / 2 * 100
-    low, high = np.percentile(drawn, [tail, 100 - tail])
-    value = (total(baseline, False) / total(candidate, False))[0]
-    return Ratio(float(value), float(low), float(high))

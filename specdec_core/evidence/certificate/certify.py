@@ -14,10 +14,11 @@ from specdec_core.evidence.bench.race import EngineContestant, race
 from specdec_core.evidence.certificate.certificate import Checks, LiveSpeed
 from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, check_outputs
 from specdec_core.measure.losses import again_if_lost
+from specdec_core.measure.paired import paired_ratio
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt import Prompt
-from specdec_core.tokens.statistics import Counts, Generation, paired_ratio
+from specdec_core.tokens.statistics import Counts, Generation
 
 FLOAT32 = {"target_dtype": "float32", "draft_dtype": "float32"}
 

@@ -26,7 +26,8 @@ import pandas as pd
 from specdec_core.base.files import atomic_path
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
-from specdec_core.measure.comparison import interleaved, unbeaten
+from specdec_core.measure.comparison import interleaved
+from specdec_core.measure.paired import unbeaten
 from specdec_core.search.load.measures import measured
 from specdec_core.search.load.workload import LiveSettings, Load, Objective, Slo
 from specdec_core.tokens.statistics import Ratio
