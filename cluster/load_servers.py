@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 import yaml
 
-from cluster.load_comparison import Contestant
+from cluster.load_comparison import ServerContestant
 from cluster.serving.cores import Cores
 from specdec_core.base.environment import environment
 from specdec_core.base.names import plain_name
@@ -24,7 +24,7 @@ from specdec_core.servers.server import Mode, Server
 
 def our_servers(
     plan: LoadPlan, pair: Pair, serve: Sequence[str], cores: Cores, scratch: Path
-) -> Iterator[Contestant]:
+) -> Iterator[ServerContestant]:
     """`serve`, the command `specdec serve`, under each of the plan's configurations, with the data
     types of `pair`. Its files are in `scratch`, which must last as long as the servers do."""
     facts = environment()
@@ -60,7 +60,7 @@ def our_servers(
                 variables,
             )
 
-        yield Contestant(row, start)
+        yield ServerContestant(row, start)
 
 
 def other_servers(
@@ -70,7 +70,7 @@ def other_servers(
     needed: bool,
     scratch: Path,
     ours: Sequence[Mode] = (),
-) -> Iterator[Contestant]:
+) -> Iterator[ServerContestant]:
     """Another server in each of its modes and in `ours`; with `needed`, each mode must start. Files
     are in `scratch`, as above. Raises :class:`UserError` where the server is not installed."""
     for mode in [*server.modes(pair, served=True), *ours]:
@@ -85,7 +85,7 @@ def mode_server(
     scratch: Path,
     needed: bool = False,
     logs: Path | None = None,
-) -> Contestant:
+) -> ServerContestant:
     """A server in one mode, as above. What it prints is kept in the folder `logs`, if that is
     given."""
     folder = Path(mkdtemp(prefix=server.name, dir=scratch))
@@ -103,4 +103,4 @@ def mode_server(
     def start(slots: int) -> ServerProcess:
         return served.process(mode.name, slots, log)
 
-    return Contestant(row, start, needed)
+    return ServerContestant(row, start, needed)

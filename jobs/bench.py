@@ -23,8 +23,8 @@ from specdec_core.config import Configuration, PairSpec, Placement
 if TYPE_CHECKING:
     from dashboards.sections import Report
     from specdec_core.evidence.bench.benchmark import BenchPlan
-    from specdec_core.evidence.parts import Parts
     from specdec_core.measure.comparison import Comparison
+    from specdec_core.measure.parts import Parts
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt, PromptSet
     from specdec_core.servers.server import Mode, Stage
@@ -180,7 +180,7 @@ def measuring(
     when the block ends. `folder` is the result's."""
     from jobs.bench_exported import our_modes
     from specdec_core.base.environment import environment
-    from specdec_core.evidence.parts import Parts, described
+    from specdec_core.measure.parts import Parts, described
 
     facts, modes = environment(), our_modes(plan, pair)
     asked = plan.prompts.described(prompts)

@@ -17,7 +17,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
-    from cluster.load_comparison import Contestant
+    from cluster.load_comparison import ServerContestant
     from cluster.serving.cores import Cores
     from specdec_core.evidence.load.plan import LoadPlan
 
@@ -100,8 +100,8 @@ def main(
     from dashboards.progress import RaceProgress
     from dashboards.reports.load import report
     from specdec_core.evidence.load.plan import LoadPlan
-    from specdec_core.evidence.load.requests import LoadRecord
     from specdec_core.evidence.load.result import LoadResult
+    from specdec_core.search.load.records import LoadRecord
 
     plan = LoadPlan.load(rows or ROWS, **bench.merged(QUICK if quick else {}, asked_for))
     started = datetime.now(UTC)
@@ -174,7 +174,7 @@ def _contestants(
     scratch: Path,
     explicit: bool,
     warned: Callable[[str], None],
-) -> list[Contestant]:
+) -> list[ServerContestant]:
     """Our servers, with their files in `scratch`, and vLLM's where it is installed. With `explicit`
     the user named the peers, which must then be installed."""
     from cluster.load_servers import other_servers, our_servers

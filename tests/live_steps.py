@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import StepPlan
 from specdec_core.search.load.live import run_clients
+from specdec_core.search.load.records import records_frame
 from specdec_core.tokens.statistics import Generation
 
 
@@ -29,7 +28,7 @@ class LiveSteps:
             return chunks
 
         engine.step = logged
-        self.records: pd.DataFrame = run_clients(engine, requests, clients)
+        self.records = records_frame(run_clients(engine, requests, clients))
 
     @property
     def steps(self) -> list[tuple[StepPlan, list[int]]]:

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 
 from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
-from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.load.records import LoadRecord
 from specdec_core.search.load.workload import Load, Slo
 from tests.configurations import CHAIN
 

@@ -12,6 +12,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.records import LoadRecord, LoadRun
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load, Workload
@@ -43,12 +44,13 @@ class Machine:
         self.replay, self.times = replay, times
         self.traffic = Traffic.of(workload, replay.recording)
         self.taken: list[tuple[str, str]] = []  # loads and configurations
-        self.warmed: list[tuple[str, str]] = []
 
-    def warm_up(self, configuration: Configuration, load: Load) -> None:
-        self.warmed.append((load.label, configuration.id))
-
-    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+    def answer(self, configuration: Configuration, load: Load) -> LoadRun:
         self.taken.append((load.label, configuration.id))
         answers = replayed_answers(self.replay, configuration)
-        return self.traffic.simulate(StepCosts(answers, self.times), load).records
+        return as_run(self.traffic.simulate(StepCosts(answers, self.times), load).records)
+
+
+def as_run(records: pd.DataFrame) -> LoadRun:
+    """Records of a simulation as a live run has them."""
+    return [LoadRecord.model_validate(row) for row in records.to_dict("records")]

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
+from specdec_core.search.load.records import LoadRecord, LoadRequest
 from specdec_core.servers.completions import SILENCE, refusal
 
 

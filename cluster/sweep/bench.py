@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
-import pandas as pd
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -27,6 +26,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.live import EngineTimer
+from specdec_core.search.load.records import LoadRun
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
 from specdec_core.tokens.statistics import Generation
@@ -123,18 +123,14 @@ class Bench:
         self.engine.wait_for_draft()  # it may have been lost since the last request
         self.drafters[configuration.id] = self.engine.drafter
 
-    # A workload (:class:`specdec_core.search.load.race.LoadTimer`).
+    # A workload (:class:`specdec_core.search.load.live_race.LoadTimer`).
 
     def take_workload(self, traffic: Traffic) -> None:
         """Get ready to answer a workload's requests."""
         self.load_timer = EngineTimer(self.pair, traffic)
 
-    def warm_up(self, configuration: Configuration, load: Load) -> None:
-        """Answer some requests of a load, untimed."""
-        self.load_timer.warm_up(configuration, load)
-
-    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
-        """Records of the requests of a load; errors as for :meth:`decode`."""
+    def answer(self, configuration: Configuration, load: Load) -> LoadRun:
+        """Answer the requests of a load; errors as for :meth:`decode`."""
         with self.pair.undisturbed():
             return self.load_timer.answer(configuration, load)
 

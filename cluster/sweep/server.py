@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.load_comparison import Contestant, compare_servers, shown_slower
+from cluster.load_comparison import ServerContestant, compare_servers, shown_slower
 from cluster.load_servers import mode_server
 from cluster.recording import run_recording
 from cluster.serving.cores import Cores
@@ -39,8 +39,6 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.as_served import as_served
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
-from specdec_core.evidence.parts import Parts, described
 from specdec_core.evidence.server_choice import (
     Expressed,
     ServerRace,
@@ -54,6 +52,7 @@ from specdec_core.evidence.server_choice import (
     joined,
 )
 from specdec_core.measure.forward_times import workspace_profile
+from specdec_core.measure.parts import Parts, described
 from specdec_core.models.pair import Pair, check_pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
 from specdec_core.recordings.find import finished
@@ -63,6 +62,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.load.decoded import can_simulate
+from specdec_core.search.load.records import LoadRecord, LoadRequest
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.nearest import replayable
 from specdec_core.search.plan import ResolvedPlan
@@ -221,7 +221,7 @@ class _ServerSweep:
     kept: list[Parts[LoadRecord]] = field(default_factory=list)  # of the races
     unread: dict[str | None, str] = field(default_factory=dict)  # drafts, with the reasons
 
-    def contestant(self, mode: Mode) -> Contestant:
+    def contestant(self, mode: Mode) -> ServerContestant:
         needed = mode.autoregressive  # all are compared with it
         logs = self.folder.path / LOGS
         return mode_server(self.server, self.pair, mode, self.cores, self.scratch, needed, logs)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
+from specdec_core.base.names import digest_name
 from specdec_core.config import Configuration, Document, PairSpec
 from specdec_core.measure.paired import UNKNOWN, paired_ratio
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -30,7 +31,7 @@ T = TypeVar("T")
 def interleaved(contestants: Sequence[T], turn: int) -> list[T]:
     """The contestants in the order in which they run in a turn. Each turn begins with another one,
     so that no contestant always runs after the same other one."""
-    shift = turn % len(contestants)
+    shift = turn % max(len(contestants), 1)
     return [*contestants[shift:], *contestants[:shift]]
 
 
@@ -49,6 +50,11 @@ class Contender(Document):
     @property
     def ours(self) -> bool:
         return self.group == OURS
+
+    @property
+    def key(self) -> str:
+        """Its part of the names of files."""
+        return digest_name(f"{self.group} {self.name} {self.version}")
 
     def paces(self, at: Any = None) -> np.ndarray:
         """Seconds a token, shape (repeats, requests), under a load where there are several; NaN for

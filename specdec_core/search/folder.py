@@ -8,7 +8,8 @@
                       replayed: a replay yields them at any time
     optuna.db         what Optuna has learned
     timed.json        the result without the choice for a workload's loads, while that is made
-    live/*.parquet    requests of a run under load: <clients>-<turn>-<configuration>
+    live/*.json       requests of a run under load: <load>-<turn>-<configuration>; together/ has
+                      the runs of the configuration for all loads
     simulated.csv     every configuration simulated at every load
     sweep.json        the result
     rounds.parquet    rounds; of replayed configurations only the best

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.load_comparison import Contestant, compare_servers
+from cluster.load_comparison import ServerContestant, compare_servers
 from cluster.load_servers import other_servers, our_servers
 from cluster.serving.cores import Cores
 from jobs.choice import read_config
@@ -13,13 +13,13 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings, parse
 from specdec_core.engine import Engine
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadRow
-from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import over
+from specdec_core.measure.parts import Parts
 from specdec_core.models.location import located
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
+from specdec_core.search.load.records import LoadRecord
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV
@@ -55,7 +55,7 @@ class Turns:
             return engine_server(self.pair, configuration, slots)
 
         row = LoadRow(name=name, group="specdec", autoregressive=name == "autoregressive")
-        return Contestant(row, server)
+        return ServerContestant(row, server)
 
 
 class Broken(LocalServer):
@@ -68,7 +68,7 @@ class Broken(LocalServer):
 
 def broken(needed):
     row = LoadRow(name="other", group="vllm")
-    return Contestant(row, lambda slots: Broken(lambda: None), needed)
+    return ServerContestant(row, lambda slots: Broken(lambda: None), needed)
 
 
 def workload(pair, plan=PLAN):
@@ -143,7 +143,7 @@ def test_one_server_that_ends_under_a_load_is_started_again_for_the_next(
             return engine_server(tiny_pair, AUTOREGRESSIVE, slots)
         return ending_server()
 
-    other = Contestant(LoadRow(name="other", group="vllm"), ending, needed=False)
+    other = ServerContestant(LoadRow(name="other", group="vllm"), ending, needed=False)
     plain = turns.contestant("autoregressive", AUTOREGRESSIVE)
     requests = workload(tiny_pair, plan)
     plain, ended = compare_servers(plan, [plain, other], requests, Cores(), parts, observer)
@@ -201,7 +201,7 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
         return ending_server(log=log)
 
     row = LoadRow(name="other", group="vllm", autoregressive=True)
-    other = Contestant(row, ending, needed)
+    other = ServerContestant(row, ending, needed)
     contestants = [turns.contestant("autoregressive", AUTOREGRESSIVE), other]
     requests = workload(tiny_pair)
     turns.sent.append([])
@@ -219,7 +219,7 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
 
 def test_what_all_are_compared_with_must_not_end(tiny_pair, parts):
     row = LoadRow(name="other", group="vllm", autoregressive=True)
-    plain = Contestant(row, lambda slots: ending_server())
+    plain = ServerContestant(row, lambda slots: ending_server())
     with pytest.raises(UserError, match="no memory"):
         compare_servers(PLAN, [plain], workload(tiny_pair), Cores(), parts, leave=True)
 
@@ -236,7 +236,7 @@ def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
             run = records(made[each.row.name], 0.1, 1)[:4]
             if each.row.name == "failing":
                 run[0].error = "the answer broke off"
-            parts.keep(turn, each.row, run)
+            parts.keep(f"1-{turn}-{each.row.key}", run)
     rows = compare_servers(plan, contestants, workload(tiny_pair), Cores(), parts, leave=True)
     [load] = plan.loads
     # One run shows what is not a disturbance.
@@ -244,30 +244,6 @@ def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
     _, fast, _, slow, failing = rows
     assert over(slow, fast, load).high < 1  # over the turns that both had
     assert over(failing, fast, load).low > 1  # and yet it shows nothing of others
-
-
-def test_one_process_at_a_time_measures_a_comparison(parts, tmp_path):
-    with (
-        pytest.raises(UserError, match="this comparison is running in another process"),
-        Parts.open(tmp_path, {"plan": 1}, LoadRecord),
-    ):
-        pass
-
-
-def test_fresh_forgets_what_was_kept(tmp_path):
-    row = LoadRow(name="autoregressive", group="specdec")
-    first = PairSpec(runner=RunnerSettings(target_dtype="bfloat16"))
-    with Parts.open(tmp_path, {}, LoadRecord) as parts:
-        assert parts.pair(first) == first
-        parts.keep(0, row, [])
-    with Parts.open(tmp_path, {}, LoadRecord) as parts:
-        assert parts.pair(PairSpec()) == first  # every run has the same data types
-        assert parts.get(0, row) == []
-        assert parts.get(1, row) is None
-        assert parts.get(0, row.model_copy(update={"version": "2"})) is None
-    with Parts.open(tmp_path, {}, LoadRecord, fresh=True) as parts:
-        assert parts.get(0, row) is None
-    assert not tmp_path.exists()  # without a run nothing is left
 
 
 CHAIN_MODE = {"kind": "draft_model", "policy": {"kind": "confidence_product", "threshold": 0.3}}
@@ -306,7 +282,7 @@ def test_vllm_writes_the_same_under_the_same_load(tmp_path):
     prompts = load_prompts(plan.prompts.source, plan.needed, pair.tokenizer)
     cores = Cores.divide(1)
     row = LoadRow(name="autoregressive", group="specdec", autoregressive=True)
-    ours = Contestant(row, lambda slots: engine_server(pair, AUTOREGRESSIVE, slots))
+    ours = ServerContestant(row, lambda slots: engine_server(pair, AUTOREGRESSIVE, slots))
     hybrid = parse(Configuration, {"drafter": HYBRID}, "test")
     vllm = SERVERS["vllm"]
     mine = [

@@ -15,7 +15,7 @@ from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadResult
-from specdec_core.evidence.parts import Parts
+from specdec_core.measure.parts import Parts
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS

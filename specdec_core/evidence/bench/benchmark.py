@@ -37,7 +37,7 @@ from specdec_core.evidence.bench.race import (
     race,
 )
 from specdec_core.evidence.bench.result import BenchResult, Take
-from specdec_core.evidence.parts import Parts
+from specdec_core.measure.parts import Parts
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt

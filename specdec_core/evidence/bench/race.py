@@ -14,9 +14,9 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.result import PARTS_OF_A_ROUND, BenchRow, Take
-from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import OURS, interleaved
 from specdec_core.measure.losses import again_if_lost
+from specdec_core.measure.parts import Parts
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.servers.peer import Peer
 from specdec_core.tokens.statistics import Generation
@@ -143,7 +143,7 @@ def race(
         warm = False
         for repeat in range(repeats):
             turn = number * repeats + repeat
-            kept = [parts.get(turn, row) if parts else None for row in rows]
+            kept = [parts.get(f"{turn}-{row.key}") if parts else None for row in rows]
             if all(kept):
                 for row, takes in zip(rows, kept, strict=True):
                     row.takes.append(takes or [])
@@ -161,7 +161,7 @@ def race(
             for row, takes in zip(rows, again_if_lost(taken, observer), strict=True):
                 row.takes.append(takes)
                 if parts is not None:
-                    parts.keep(turn, row, takes)
+                    parts.keep(f"{turn}-{row.key}", takes)
         every_row += rows
     return every_row
 

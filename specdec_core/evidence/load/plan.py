@@ -10,11 +10,11 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.bench.benchmark import BenchPlan
-from specdec_core.evidence.load.requests import LoadRequest
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.prompts.source import PromptSource
+from specdec_core.search.load.records import LoadRequest
 from specdec_core.search.load.workload import Load, Slo, arrival_times
 from specdec_core.servers.table import names_of
 

@@ -8,25 +8,25 @@ ratios are of the seconds a token of paired requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
 from specdec_core.search.load.measures import LoadMeasures, measure, measured
+from specdec_core.search.load.records import LoadRun, records_frame
 from specdec_core.search.load.workload import Load, Slo
 
 
 class LoadRow(Contender):
     """A contestant, and by load its records [repeat][request]."""
 
-    runs: dict[str, list[list[LoadRecord]]] = Field(default={})  # by the load's key
+    runs: dict[str, list[LoadRun]] = Field(default={})  # by the load's key
 
-    def of(self, load: Load) -> list[list[LoadRecord]]:
+    def of(self, load: Load) -> list[LoadRun]:
         return self.runs[load.key]
 
     def values(self, load: Load, measure: str) -> np.ndarray:
@@ -135,17 +135,6 @@ class LoadResult(Comparison[LoadRow]):
         runs = [run for row in self.rows for runs in row.runs.values() for run in runs]
         records = (record for run in runs for record in run)
         return np.array([r.sent - r.arrival for r in records if r.arrival is not None])
-
-
-def records_frame(records: Sequence[LoadRecord]) -> pd.DataFrame:
-    """Records as :mod:`specdec_core.search.load.measures` takes them, with what else is known;
-    `sent` is the arrival time at a rate."""
-    known = ("index", "arrival", "first", "last", "prompt_tokens", "tokens", "rounds", "drafted")
-    return pd.DataFrame(
-        {"sent": record.begun}
-        | {name: getattr(record, name) for name in (*known, "status", "error")}
-        for record in records
-    )
 
 
 def requests_frame(result: LoadResult) -> pd.DataFrame:

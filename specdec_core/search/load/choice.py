@@ -20,8 +20,9 @@ from specdec_core.cost.profile import Profile
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.decoded import decoded_live
+from specdec_core.search.load.live_race import LiveRace, LoadComparison, LoadTimer
 from specdec_core.search.load.measures import measure
-from specdec_core.search.load.race import LiveRace, LoadComparison, LoadTimer
+from specdec_core.search.load.records import records_frame
 from specdec_core.search.load.result import Compared, LoadChoice, LoadVerdict, finite
 from specdec_core.search.load.schedule import TOLERANCE, scheduled
 from specdec_core.search.load.simulated import Simulated
@@ -46,7 +47,7 @@ def choose_for_load(
     race = None
     if timer is not None and folder is not None and live.finalists:
         race = LiveRace(live, timer, folder, observer, simulated.by, workload.slo)
-    return _Choice(simulated, live, race, observer).made(), simulated.table
+    return _Choice(simulated, live, race).made(), simulated.table
 
 
 def finalists_at(
@@ -75,7 +76,6 @@ class _Choice:
     simulated: Simulated
     live: LiveSettings
     race: LiveRace | None
-    observer: Observer
     best: dict[Load, Configuration] = field(default_factory=dict)
     rows: list[Compared] = field(default_factory=list)
     verdicts: list[LoadVerdict] = field(default_factory=list)
@@ -88,9 +88,8 @@ class _Choice:
         chosen = _together(self.best)
         if self.race is not None and chosen not in self.best.values():
             for load in self.best:
-                self.observer.stage(f"timing {load.label}, all together")
                 contestants = [self.simulated.baseline, chosen]
-                comparison = self.race.run(load, contestants, self.live.repeats)
+                comparison = self.race.run(load, contestants, together=True)
                 self._add_rows(load, [chosen], comparison)
         return self._result(chosen)
 
@@ -107,7 +106,6 @@ class _Choice:
             # A schedule can be the choice for an open loop alone; for clients it drafts as their
             # best.
             contestants = [simulated.baseline, *near, *([schedule] if schedule.id in known else [])]
-            self.observer.stage(f"timing {load.label}")
             comparison = self.race.run(load, list(dict.fromkeys(contestants)))
             kept = next((each.id for each in reversed(self.best.values())), None)
             choice, cost = comparison.decision(kept, TOLERANCE, self.live.cost)
@@ -138,7 +136,7 @@ class _Choice:
                 live = {"speedup": values[each.id] / alone if alone else None}
             else:
                 slo = simulated.workload.slo
-                runs = [measure(run, slo) for run in comparison.runs[each.id]]
+                runs = [measure(records_frame(run), slo) for run in comparison.runs[each.id]]
                 live = {"live": runs, **finite(comparison.ratio(each.id, baseline))}
             measures = simulated.measures(each, load)
             self.rows.append(Compared(load=load, config_id=each.id, simulated=measures, **live))

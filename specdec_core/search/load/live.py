@@ -6,15 +6,12 @@ import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from time import perf_counter, sleep
-from typing import Any
-
-import pandas as pd
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.search.load.measures import COLUMNS
+from specdec_core.search.load.records import LoadRecord, LoadRun
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
 
@@ -25,9 +22,8 @@ _WARM_UP = 2  # untimed requests, at least
 Arriving = Callable[[float, int | None], Iterable[Request]]
 
 
-def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> pd.DataFrame:
-    """A closed loop: each of `clients` clients sends its next request when the last is answered.
-    Returns records as in :mod:`specdec_core.search.load.measures`."""
+def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> LoadRun:
+    """A closed loop: each of `clients` clients sends its next request when the last is answered."""
     unsent = iter(requests)
     sent: dict[str, float] = {}
 
@@ -39,11 +35,9 @@ def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> pd
     return _run(engine, requests, arriving, sent)
 
 
-def run_arrivals(
-    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]
-) -> pd.DataFrame:
+def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]) -> LoadRun:
     """An open loop: each request arrives at its second of `arrivals`, however busy the engine is.
-    Its times count from then, also where the engine was in a step. Returns records."""
+    Its times count from then, also where the engine was in a step."""
     pending = list(zip(arrivals, requests, strict=True))
     sent = {request.id: at for at, request in pending}
 
@@ -62,26 +56,32 @@ def _run(
     requests: Sequence[Request],
     arriving: Arriving,
     sent: Mapping[str, float],
-) -> pd.DataFrame:
+) -> LoadRun:
     """Step until every request is answered. `sent` has the time of each request that arrived."""
-    numbered = {request.id: (n, len(request.tokens)) for n, request in enumerate(requests)}
-    rows: list[tuple[Any, ...]] = []
     first: dict[str, float] = {}
+    answered: dict[str, tuple[float, int]] = {}  # the end, and the number of tokens
     began, finished = perf_counter(), None
-    while len(rows) < len(requests):
+    while len(answered) < len(requests):
         for request in arriving(perf_counter() - began, finished):
             engine.add(request)
         chunks = engine.step(texts=False)
         end, finished = perf_counter() - began, 0
         for chunk in chunks:
-            name = chunk.request_id
-            first.setdefault(name, end)
+            first.setdefault(chunk.request_id, end)
             if chunk.finished is not None:
                 finished += 1
-                number, prompt = numbered[name]
-                times = sent[name], first[name], end
-                rows.append((number, *times, prompt, len(chunk.finished.tokens), None))
-    return pd.DataFrame(sorted(rows), columns=list(COLUMNS))
+                answered[chunk.request_id] = end, len(chunk.finished.tokens)
+    return [
+        LoadRecord(
+            index=number,
+            sent=sent[request.id],
+            first=first[request.id],
+            last=answered[request.id][0],
+            prompt_tokens=len(request.tokens),
+            tokens=answered[request.id][1],
+        )
+        for number, request in enumerate(requests)
+    ]
 
 
 class EngineTimer:
@@ -92,18 +92,19 @@ class EngineTimer:
         self.engine = Engine(pair, limits=traffic.limits)
         self.traffic = traffic
         self._requests: dict[Load, list[Request]] = {}
+        self._warm: set[tuple[Load, str]] = set()
 
-    def warm_up(self, configuration: Configuration, load: Load) -> None:
-        """Answer the first requests, untimed, as many at once as the load may have."""
-        self.engine.configure(configuration)
-        together = load.clients or self.engine.slots
-        run_clients(self.engine, self._of(load)[: max(together, _WARM_UP)], together)
-        gc.collect()
-
-    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
-        """Records of the load's requests. An open loop's requests arrive on the wall clock."""
-        self.engine.configure(configuration)
+    def answer(self, configuration: Configuration, load: Load) -> LoadRun:
+        """Answer the load's requests. An open loop's requests arrive on the wall clock. Some are
+        answered untimed before the first run: steps of a new shape compile their kernels."""
         requests = self._of(load)
+        if (load, configuration.id) not in self._warm:
+            self._warm.add((load, configuration.id))
+            together = load.clients or self.engine.slots
+            self.engine.configure(configuration)
+            run_clients(self.engine, requests[: max(together, _WARM_UP)], together)
+            gc.collect()
+        self.engine.configure(configuration)  # drafters begin with nothing learned
         if load.clients is not None:
             return run_clients(self.engine, requests, load.clients)
         return run_arrivals(self.engine, requests, self.traffic.arrivals(load))

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 
 from cluster.serving.load_client import run_load
 from specdec_core.engine import Engine, Request
-from specdec_core.evidence.load.requests import LoadRequest
+from specdec_core.search.load.records import LoadRequest
 from specdec_core.servers.process import free_port, running
 from tests.configurations import CHAIN
 from tests.local_server import LocalServer, engine_server

@@ -129,7 +129,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     )
     with pytest.raises(KeyboardInterrupt):
         run_sweep(plan, tmp_path, observer=Stopped("timing 3 clients"))
-    taken = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/*/live/*.parquet")}
+    taken = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/*/live/*.json")}
     assert len(taken) >= 4  # autoregressive decoding and another, in two turns
     # A schedule's range that nobody else drafts like is decoded once.
     [decoded] = tmp_path.glob("traces/mine/decoded/*.parquet")

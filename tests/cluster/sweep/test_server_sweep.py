@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from cluster.load_comparison import Contestant
+from cluster.load_comparison import ServerContestant
 from cluster.sweep import server as server_sweep
 from cluster.sweep.server import run_server_sweep, shown_command
 from dashboards.reports.server_sweep import report
@@ -68,8 +68,10 @@ def in_process(tiny_pair, monkeypatch):
             version="own 1",
         )
         if mode.name in ends:
-            return Contestant(row, lambda slots: ending_server(mode.name), needed)
-        return Contestant(row, lambda slots: engine_server(tiny_pair, configuration, slots), needed)
+            return ServerContestant(row, lambda slots: ending_server(mode.name), needed)
+        return ServerContestant(
+            row, lambda slots: engine_server(tiny_pair, configuration, slots), needed
+        )
 
     monkeypatch.setattr(server_sweep, "mode_server", local)
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -14,8 +14,8 @@ from specdec_core.evidence.bench.race import (
     race,
 )
 from specdec_core.evidence.bench.result import Take
-from specdec_core.evidence.parts import Parts
 from specdec_core.measure.losses import ATTEMPTS, again_if_lost
+from specdec_core.measure.parts import Parts
 from specdec_core.models.runner import CacheLost
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt

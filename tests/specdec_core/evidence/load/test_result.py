@@ -6,16 +6,15 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import (
     LoadResult,
-    records_frame,
     requests_frame,
     summary_frame,
 )
 from specdec_core.measure.comparison import over
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.measures import measured
+from specdec_core.search.load.records import LoadRecord, records_frame
 from specdec_core.search.load.workload import Load
 from tests.load_result import REQUESTS, TOKENS, load_result, open_result
 

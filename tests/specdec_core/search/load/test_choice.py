@@ -9,6 +9,7 @@ from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
 from specdec_core.search.load.live import EngineTimer
+from specdec_core.search.load.records import records_frame
 from specdec_core.search.load.schedule import choose_schedule, drafter_at, scheduled
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
@@ -76,7 +77,7 @@ def test_the_choice_is_made_by_what_was_measured(replay, tmp_path):
     # Interrupted and repeated, it takes nothing again.
     again = Machine(replay, WORKLOAD, ALWAYS_FREE)
     repeated, _ = choose_for_load(*arguments[:-1], again, tmp_path)
-    assert again.taken == again.warmed == []
+    assert again.taken == []
     assert repeated.model_copy(update={"pace": choice.pace}) == choice
     assert type(choice).model_validate_json(choice.model_dump_json()) == choice
 
@@ -113,13 +114,23 @@ def test_live_runs_follow_the_workload(replay, tiny_pair):
     traffic = Traffic.of(workload, replay.recording)
     [load] = traffic.live_loads(LIVE)
     timer = EngineTimer(tiny_pair, traffic)
-    timer.warm_up(TWO, load)
-    records = timer.answer(TWO, load)
+    records = records_frame(timer.answer(TWO, load))
     assert records["sent"].tolist() == traffic.arrivals(load)
     lengths = [len(tokens) for tokens in replay.recording.prompts.tokens]
     assert records["prompt_tokens"].tolist() == (2 * lengths)[:6]
     outputs = [len(tokens) for tokens in replay.recording.prompts.outputs]
     assert records["tokens"].tolist() == (2 * outputs)[:6]
+
+
+def test_some_requests_are_answered_untimed_before_the_first_run(replay, tiny_pair, monkeypatch):
+    traffic = Traffic.of(Workload(clients=(1, 2), requests=6), replay.recording)
+    timer, asked = EngineTimer(tiny_pair, traffic), []
+    add = timer.engine.add
+    monkeypatch.setattr(timer.engine, "add", lambda each: asked.append(each.id) or add(each))
+    for configuration in (TWO, TWO, AUTOREGRESSIVE):
+        timer.answer(configuration, traffic.loads[1])
+    whole = [str(n) for n in range(6)]
+    assert asked == ["0", "1", *whole, *whole, "0", "1", *whole]
 
 
 def test_a_trace_sends_its_own_prompts(replay, tiny_pair, tmp_path):
@@ -132,7 +143,7 @@ def test_a_trace_sends_its_own_prompts(replay, tiny_pair, tmp_path):
     [load] = traffic.loads
     assert (load.label, load.requests) == ("trace", 2)
     timer = EngineTimer(tiny_pair, traffic)
-    records = timer.answer(AUTOREGRESSIVE, load)
+    records = records_frame(timer.answer(AUTOREGRESSIVE, load))
     assert records["prompt_tokens"].tolist() == [len(timer.engine.encode("y = ")), 40]
     assert (records["tokens"] <= [3, 5]).all()
     # Simulated, they are as long: the recording gives the rounds alone.
@@ -151,8 +162,9 @@ class Near(Machine):
         pace = {SIX.id: 1.0, FIVE.id: 2.0}.get(configuration.id, 3.0)
         if load.clients != 1 and configuration in (SIX, FIVE):
             pace = 1.004 if configuration == SIX else 1.0
-        spent = (records["last"] - records["sent"]) * pace * noise
-        return records.assign(last=records["sent"] + spent)
+        for record, each in zip(records, pace * noise, strict=True):
+            record.last = record.sent + (record.last - record.sent) * each
+        return records
 
 
 @pytest.mark.parametrize("cost", [0.2, 0.0])

@@ -34,6 +34,7 @@ from specdec_core.search.load.decoded import (
     with_decoded,
 )
 from specdec_core.search.load.live import run_arrivals
+from specdec_core.search.load.records import records_frame
 from specdec_core.search.load.replica import Replica
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
@@ -145,7 +146,7 @@ def test_a_client_sends_its_next_request_before_the_step_after_its_answer(tiny_p
 def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair):
     requests = some_requests(6)
     arrivals = [0.0, 0.0, 0.01, 0.02, 0.3, 0.3]
-    records = run_arrivals(Engine(tiny_pair, slots=2), requests, arrivals)
+    records = records_frame(run_arrivals(Engine(tiny_pair, slots=2), requests, arrivals))
     assert records["sent"].tolist() == arrivals
     assert (records["first"] > records["sent"]).all()
     assert (records["last"] >= records["first"]).all()

@@ -2,14 +2,13 @@
 
     <folder>/comparison.json        what is compared; the folder's name is the digest of it
     <folder>/pair.json              the pair with the data types that every run uses
-    <folder>/<turn>-<digest>.json   the run of a contestant in a turn: its records or takes
+    <folder>/<turn>-<key>.json      the run of a contestant in a turn: its records or takes
 
 Every file is written whole or not at all, so a run is there or was not made.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +21,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter
 
 from specdec_core.base.files import locked, write_atomically
+from specdec_core.base.names import digest_name
 from specdec_core.config import PairSpec, Value
-from specdec_core.measure.comparison import Contender
 from specdec_core.prompts.prompt_sets import PromptSet
 
 Item = TypeVar("Item")
@@ -68,7 +67,7 @@ class Parts(Generic[Item]):
         interrupted one left below `root`, unless `fresh`. Another description has other runs.
         Raises :class:`UserError` where another process measures the same."""
         text = json.dumps(what, sort_keys=True, indent=1)
-        parts = cls(root / f".{_digest(text)}", kind)
+        parts = cls(root / f".{digest_name(text)}", kind)
         with locked(parts.folder, "comparison"):
             if fresh:
                 for file in parts.folder.glob("*.json"):
@@ -91,14 +90,18 @@ class Parts(Generic[Item]):
         write_atomically(path, resolved.model_dump_json(indent=1))
         return resolved
 
-    def get(self, turn: int, contestant: Contender) -> list[Item] | None:
+    def path(self, run: str) -> Path:
+        """The file of a run, by the turn and the contestant's key."""
+        return self.folder / f"{run}.json"
+
+    def get(self, run: str) -> list[Item] | None:
         """A run that was kept; None of one that was not."""
-        path = self._path(turn, contestant)
+        path = self.path(run)
         return self._content.validate_json(path.read_bytes()) if path.exists() else None
 
-    def keep(self, turn: int, contestant: Contender, run: Sequence[Item]) -> None:
+    def keep(self, run: str, items: Sequence[Item]) -> None:
         """Keep a run."""
-        write_atomically(self._path(turn, contestant), self._content.dump_json(list(run)).decode())
+        write_atomically(self.path(run), self._content.dump_json(list(items)).decode())
 
     @property
     def notes(self) -> list[str]:
@@ -123,12 +126,4 @@ class Parts(Generic[Item]):
         return TypeAdapter(list[self.kind])  # type: ignore[name-defined]  # known here alone
 
     def _runs(self) -> list[Path]:
-        return list(self.folder.glob("[0-9]*-*.json"))
-
-    def _path(self, turn: int, contestant: Contender) -> Path:
-        facts = f"{contestant.group} {contestant.name} {contestant.version}"
-        return self.folder / f"{turn}-{_digest(facts)}.json"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return list(self.folder.glob("*-*.json"))

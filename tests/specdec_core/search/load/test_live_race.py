@@ -6,18 +6,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.search.load.measures import COLUMNS, measure
-from specdec_core.search.load.race import LiveRace, LoadComparison
+from specdec_core.search.load.live_race import LiveRace, LoadComparison
+from specdec_core.search.load.measures import measure
+from specdec_core.search.load.records import LoadRecord, records_frame
 from specdec_core.search.load.workload import LiveSettings, Load, Slo
 from tests.specdec_core.kinds import chain, configured
 
 FOUR = Load(clients=4, requests=24)
 TOKENS = 10
+
+
+def record(index, sent, first, last):
+    return LoadRecord(
+        index=index, sent=sent, first=first, last=last, prompt_tokens=5, tokens=TOKENS
+    )
 
 
 def runs(seconds, noise=0.0, turns=3, requests=24):
@@ -29,9 +35,9 @@ def runs(seconds, noise=0.0, turns=3, requests=24):
         for index in range(requests):
             client = int(np.argmin(sent))
             last = sent[client] + seconds * rng.normal(1, noise)
-            rows.append((index, sent[client], sent[client] + 0.2 * seconds, last, 5, TOKENS, None))
+            rows.append(record(index, sent[client], sent[client] + 0.2 * seconds, last))
             sent[client] = last
-        each.append(pd.DataFrame(rows, columns=list(COLUMNS)))
+        each.append(rows)
     return each
 
 
@@ -39,7 +45,7 @@ def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run():
     comparison = LoadComparison({"a": runs(2.0), "b": runs(1.0)}, FOUR, "tokens_per_second")
     ratio = comparison.ratio("b", "a")
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
-    whole = [measure(runs(seconds)[0]).tokens_per_second for seconds in (1.0, 2.0)]
+    whole = [measure(records_frame(runs(seconds)[0])).tokens_per_second for seconds in (1.0, 2.0)]
     assert ratio.value == pytest.approx(whole[0] / whole[1])
     assert comparison.ratio("a", "a").value == 1
 
@@ -90,7 +96,7 @@ def test_goodput_counts_requests_within_the_objective():
 
 def test_an_open_loop_has_a_share_of_its_requests_within_the_objective():
     load = Load(rate=3.0, requests=24)
-    halves = [pd.concat([runs(1.0)[0][:12], runs(2.0)[0][12:]])]
+    halves = [[*runs(1.0)[0][:12], *runs(2.0)[0][12:]]]
     comparison = LoadComparison({"half": halves, "all": runs(1.0, turns=1)}, load, "goodput",
                             Slo(latency=1.5))  # fmt: skip
     assert comparison.ratio("all", "half").value == pytest.approx(2)
@@ -108,10 +114,6 @@ class Clock:
     def __init__(self, seconds, noise, disturbed):
         self.seconds, self.noise, self.disturbed = seconds, noise, disturbed
         self.runs: Counter[str] = Counter()
-        self.warm: Counter[str] = Counter()
-
-    def warm_up(self, configuration, load):
-        self.warm[configuration.id] += 1
 
     def answer(self, configuration, load):
         turn = self.runs[configuration.id]
@@ -123,7 +125,7 @@ class Clock:
         last = np.cumsum(pace * rng.normal(1, self.noise, load.requests))
         sent = [0.0, *last[:-1]]
         columns = zip(range(load.requests), sent, sent, last, strict=True)
-        return pd.DataFrame([(*row, 5, 10, None) for row in columns], columns=list(COLUMNS))
+        return [record(*row) for row in columns]
 
 
 def race(paces, noise, disturbed=None, repeats=3, cost=0.01):
@@ -132,7 +134,6 @@ def race(paces, noise, disturbed=None, repeats=3, cost=0.01):
     settings, by = LiveSettings(repeats=repeats, cost=cost), "tokens_per_second"
     with TemporaryDirectory() as folder:
         comparison = LiveRace(settings, clock, Path(folder), Observer(), by).run(ONE, FIELD)
-    assert set(clock.warm.values()) == {1}
     counts = [clock.runs[each.id] for each in FIELD]
     assert counts == [len(comparison.runs[each.id]) for each in FIELD]
     return comparison, counts
@@ -143,7 +144,7 @@ def test_every_configuration_runs_twice_and_those_in_question_go_on():
     assert runs == [2, 2, 3, 3]
     assert comparison.racing == [SIX.id, EIGHT.id]
     assert comparison.decision()[0] in (SIX.id, EIGHT.id)
-    assert set(comparison.in_question(comparison.ids)) == {SIX.id, EIGHT.id}
+    assert set(comparison.in_question(comparison.runs)) == {SIX.id, EIGHT.id}
 
 
 def test_one_run_that_was_disturbed_puts_no_configuration_out():

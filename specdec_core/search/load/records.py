@@ -1,8 +1,11 @@
-"""What a load client sends, and its record of each answer."""
+"""What a load client sends, and the record of each answer, of a server or of this engine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import pandas as pd
 
 from specdec_core.config import Document
 
@@ -39,3 +42,17 @@ class LoadRecord(Document):
         """When its times begin: its arrival in an open loop, however late the client sent it, for
         a delay of the client delays the answer; else when it was sent."""
         return self.sent if self.arrival is None else self.arrival
+
+
+LoadRun = list[LoadRecord]  # a contestant answers the requests of a load, once
+
+
+def records_frame(records: Sequence[LoadRecord]) -> pd.DataFrame:
+    """Records as :mod:`specdec_core.search.load.measures` takes them, with what else is known;
+    `sent` is the arrival time at a rate."""
+    known = ("index", "arrival", "first", "last", "prompt_tokens", "tokens", "rounds", "drafted")
+    return pd.DataFrame(
+        {"sent": record.begun}
+        | {name: getattr(record, name) for name in (*known, "status", "error")}
+        for record in records
+    )
