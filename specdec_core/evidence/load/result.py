@@ -16,7 +16,7 @@ import pandas as pd
 from pydantic import Field
 
 from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
-from specdec_core.search.load.measures import LoadMeasures, measure, measured
+from specdec_core.search.load.measures import LoadMeasures, by_request, measure
 from specdec_core.search.load.records import LoadRun, records_frame
 from specdec_core.search.load.workload import Load, Slo
 
@@ -32,7 +32,7 @@ class LoadRow(Contender):
     def values(self, load: Load, measure: str) -> np.ndarray:
         """A measure of each request (:func:`~specdec_core.search.load.measures.measured`), shape
         (repeats, requests); NaN where it failed."""
-        return np.array([measured(records_frame(run))[measure] for run in self.of(load)])
+        return by_request(self.of(load), measure)
 
     def paces(self, at: Any = None) -> np.ndarray:
         tokens = np.maximum(self.values(at, "tokens"), 1)

@@ -19,9 +19,9 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.measure.paired import Paired
 from specdec_core.measure.parts import Parts
-from specdec_core.search.load.measures import measured
+from specdec_core.search.load.measures import by_request
 from specdec_core.search.load.race import LoadContestant, LoadRace
-from specdec_core.search.load.records import LoadRecord, LoadRun, records_frame
+from specdec_core.search.load.records import LoadRecord, LoadRun
 from specdec_core.search.load.workload import LiveSettings, Load, Objective, Slo
 
 _SURE = 2  # turns before a configuration leaves: a single run may have been disturbed
@@ -39,15 +39,12 @@ class LoadComparison(Paired):
         looks: int = 1,
     ) -> None:
         self.runs = runs
-        costs, gains = dict[str, np.ndarray](), dict[str, np.ndarray]()
-        for config_id, of in runs.items():
-            tables = [measured(records_frame(run), slo) for run in of]
-            gained = "good" if by == "goodput" else "tokens"
-            gains[config_id] = np.array([table[gained] for table in tables], float)
-            costs[config_id] = np.array([table["latency"] for table in tables], float)
-            if by == "goodput" and not load.closed:
-                # The time in which requests arrive is given, so goodput counts them alone.
-                costs[config_id] = np.ones_like(costs[config_id])
+        gained = "good" if by == "goodput" else "tokens"
+        gains = {config_id: by_request(of, gained, slo) for config_id, of in runs.items()}
+        costs = {config_id: by_request(of, "latency") for config_id, of in runs.items()}
+        if by == "goodput" and not load.closed:
+            # The time in which requests arrive is given, so goodput counts them alone.
+            costs = {config_id: np.ones_like(cost) for config_id, cost in costs.items()}
         super().__init__(costs, gains, looks)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.config import Document
+from specdec_core.search.load.records import LoadRun, records_frame
 from specdec_core.search.load.workload import Slo
 
 COLUMNS = ("index", "sent", "first", "last", "prompt_tokens", "tokens", "error")
@@ -39,6 +40,11 @@ def measured(records: pd.DataFrame, slo: Slo | None = None) -> pd.DataFrame:
     for name, limit in (slo.limits if slo else {}).items():
         good &= ~(table[name] > limit)  # a missing TPOT breaks no limit
     return table.assign(good=good)
+
+
+def by_request(runs: Sequence[LoadRun], measure: str, slo: Slo | None = None) -> np.ndarray:
+    """A measure of each request, shape (runs, requests), as of :func:`measured`."""
+    return np.array([measured(records_frame(run), slo)[measure] for run in runs], float)
 
 
 class LoadMeasures(Document):
