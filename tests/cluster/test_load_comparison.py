@@ -97,7 +97,7 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(tiny_pair, monkeypa
     # Another one begins each time.
     one, other = "autoregressive", "chain"
     assert turns.started == [
-        *((one, 1), (other, 1), (other, 2), (one, 2), (one, 1), (other, 1), (other, 2), (one, 2))
+        *((one, 1), (other, 1), (other, 2), (one, 2), (other, 1), (one, 1), (one, 2), (other, 2))
     ]
     for (_, slots), prompts in zip(turns.started, turns.sent, strict=True):
         assert len(prompts) == len(set(prompts)) == slots + 4

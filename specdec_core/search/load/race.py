@@ -46,7 +46,8 @@ Leaving = Callable[[Load, Sequence[LoadContestant]], Collection[str]]
 @dataclass(frozen=True)
 class LoadRace:
     """In each of `repeats` repeats all contestants answer a group of loads before the next group
-    comes. The first contestant changes with the group, and the first load with the repeat.
+    comes. The first contestant changes with the group and the repeat, the first load of a group
+    with the repeat.
 
     A contestant has no further runs under a load once `leaving` names it; unset, all have every
     run. Runs in `parts` are not repeated, and new runs are kept in `parts`, named by load, repeat
@@ -68,8 +69,8 @@ class LoadRace:
         runs = [(each, load, n) for each in entered for load in racing for n in range(self.repeats)]
         kept = sum(self.parts.path(_name(*run)).exists() for run in runs)
         self.observer.stage(stage, len(runs), done=kept)
-        turns = [(n, group) for n in range(self.repeats) for group in self.groups]
-        for turn, (repeat, group) in enumerate(turns):
+        turns = [(n, *each) for n in range(self.repeats) for each in enumerate(self.groups)]
+        for turn, (repeat, place, group) in enumerate(turns):
             for load in group:
                 if self.leaving is not None and repeat and racing[load]:
                     # A contestant that ended under the load is compared with no other.
@@ -77,12 +78,12 @@ class LoadRace:
                     racing[load] = [each for each in racing[load] if each.name not in left]
             answering = [each for each in entered if any(each in racing[load] for load in group)]
             self._skip(sum(each not in racing[load] for each in entered for load in group))
-            for each in interleaved(answering, turn):
+            for each in interleaved(answering, repeat + place):
                 loads = [load for load in group if each in racing[load]]
                 first = repeat % len(loads)
                 if not self._answer(each, repeat, [*loads[first:], *loads[:first]]):
                     entered.remove(each)
-                    self._skip(sum(len(later) for _, later in turns[turn + 1 :]))
+                    self._skip(sum(len(later) for *_, later in turns[turn + 1 :]))
         return entered
 
     def _answer(self, contestant: LoadContestant, repeat: int, loads: Sequence[Load]) -> bool:
