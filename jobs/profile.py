@@ -59,7 +59,7 @@ def main(
         from specdec_core.search.plan import load_plan
 
         plan = load_plan(config)
-        spec, settings = plan.pair, plan.profile.model_dump(exclude_none=True)
+        spec, settings = plan.pair, plan.forwards.model_dump(exclude_none=True)
     spec = options.chosen_pair(spec, target, draft, max_length)
     lists = {"widths": widths, "contexts": contexts, "batches": batches}
     settings |= {
