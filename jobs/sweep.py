@@ -93,8 +93,8 @@ def main(
         pair=options.pair_changes(target, draft, max_length, compile) or None,
         traces=traces,
         replay=False if no_replay else None,
-        profile=None if profile is None else str(profile),
-        cluster=None if cluster is None else str(cluster),
+        profile=profile,
+        cluster=cluster,
         allow_lossy=allow_lossy or None,
         workload=None if clients is None else {"clients": options.sizes(clients, "--clients")},
     )
