@@ -140,7 +140,7 @@ def test_a_replayed_sweep_says_what_that_saved(replayed):
     assert "1 had other counts than the replay" in " ".join(caveats(replayed))
 
 
-def test_a_ranking_for_other_hardware_says_that_it_was_not_timed(replayed, folder):
+def test_a_ranking_for_another_machine_says_that_it_was_not_timed(replayed, folder):
     replayed.hardware = "two A100"
     replayed.profile = constant_profile(0.112, 0.0234, autoregressive_forward=0.108)
     replayed.timings, replayed.autoregressive = [], None
