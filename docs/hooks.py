@@ -92,18 +92,17 @@ def keys() -> str:
         TargetPlacement,
     )
     from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
-    from specdec_core.cost.hardware import Hardware, TargetSeconds
+    from specdec_core.cost import Profile
     from specdec_core.prompts.source import PromptSource
     from specdec_core.search.load.trace import TraceRequest
     from specdec_core.search.load.workload import LiveSettings, Slo, Workload
-    from specdec_core.search.plan import Plan, ProfileSettings, RaceSettings
+    from specdec_core.search.plan import MeasuredForwards, Plan, RaceSettings
     from specdec_core.search.space import Trees
 
     parts = ["## A pair and a configuration", _model(PairConfiguration)]
     parts += ["## A sweep", _model(Plan), "### Prompts", _model(PromptSource)]
-    parts += ["### Race", _model(RaceSettings), "### Profile", _model(ProfileSettings)]
-    parts += ["### Trees to search", _model(Trees), "### Forward times of another machine"]
-    parts += [_model(Hardware), "### Seconds of a target forward", _model(TargetSeconds)]
+    parts += ["### Race", _model(RaceSettings), "### Measured forwards", _model(MeasuredForwards)]
+    parts += ["### Trees to search", _model(Trees), "### Profile", _model(Profile)]
     parts += ["## Workload", _model(Workload), "### Objective"]
     parts += [_model(Slo), "### A line of a trace", _model(TraceRequest)]
     parts += ["### Live runs", _model(LiveSettings)]

@@ -137,12 +137,6 @@ def peers_of(names: list[str] | None, servers: bool) -> list[str] | None:
     return [name for name in names_of(stage) if name in names]
 
 
-def merged(under: dict, over: dict) -> dict:
-    """`over` on top of `under`, a mapping key by key."""
-    both = {k: {**under[k], **over[k]} for k in under if isinstance(over.get(k), dict)}
-    return {**under, **over, **both}
-
-
 @contextmanager
 def loaded(
     plan: BenchPlan, limit: int | None, placement: Placement | None = None

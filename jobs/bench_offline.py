@@ -10,7 +10,7 @@ from typer import Option
 from jobs import bench, options
 from jobs.console import console, run, typed
 from specdec_core.base.errors import UserError
-from specdec_core.config import Placement
+from specdec_core.config import Placement, overridden
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -61,7 +61,7 @@ def main(
     from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers, run_bench
     from specdec_core.evidence.bench.result import Take
 
-    plan = BenchPlan.load(rows or ROWS, **bench.merged(QUICK if quick else {}, asked_for))
+    plan = BenchPlan.load(rows or ROWS, **overridden(QUICK if quick else {}, asked_for))
     folder = bench.result_folder(name, plan)
     devices = options.given(devices=placement and placement.model_dump(mode="json"))
     with (

@@ -14,6 +14,7 @@ from typer import Option
 from jobs import bench, options
 from jobs.console import console, run, typed
 from specdec_core.base.errors import UserError
+from specdec_core.config import overridden
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def main(
     from specdec_core.evidence.load.result import LoadResult
     from specdec_core.search.load.records import LoadRecord
 
-    plan = LoadPlan.load(rows or ROWS, **bench.merged(QUICK if quick else {}, asked_for))
+    plan = LoadPlan.load(rows or ROWS, **overridden(QUICK if quick else {}, asked_for))
     started = datetime.now(UTC)
     folder = bench.result_folder(name, plan)
     plan.check()

@@ -10,7 +10,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, deliver, run
-from jobs.options import Config, Hardware, Name, ProfileFile, Traces, check_name, check_times, sizes
+from jobs.options import Config, Name, ProfileFile, Traces, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairConfiguration
@@ -39,7 +39,6 @@ def main(
     ] = None,
     share: Annotated[float, Option(help="Of the requests that must keep the limits.")] = SHARE,
     config: Config = None,
-    hardware: Hardware = None,
     profile: ProfileFile = None,
     slots: Annotated[int, Option(min=1, help="Requests that a replica decodes together.")] = 16,
     step_tokens: Annotated[int, Option(min=1, help="Tokens that a replica's step feeds.")] = 256,
@@ -73,7 +72,6 @@ def main(
     if not 0 < share <= 1:
         raise UserError(f"--share {share:g}: expected a share of the requests, as 0.95")
     numbers = sizes(replicas, "--replicas") if replicas is not None else ()
-    check_times(hardware, profile)
     chosen, source, _ = choose(config)
 
     # torch and MLflow take seconds to import.
@@ -106,7 +104,7 @@ def main(
     replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
     with ConsoleProgress(console) as progress:
         weights = recording.header.fingerprints
-        known = forward_times(pair, [chosen.configuration], hardware, profile, progress, weights)
+        known = forward_times(pair, [chosen.configuration], profile, progress, weights)
         if known.proposals:
             raise UserError(f"--profile {profile}: of another server, whose load is not simulated")
         chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(known)})
@@ -142,7 +140,7 @@ def main(
         f"prompts of {trace or recording.folder.name}: {mean(a.prompt_tokens for a in asked):.0f}"
         f" tokens and answers of {mean(a.most for a in asked):.0f}, on average",
         f"replicas of {slots} slots",
-        origin(known, hardware),
+        origin(known, profile),
     ]
     params: dict[str, Any] = {
         "recording": recording.folder.name,

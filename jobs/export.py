@@ -12,7 +12,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
-from jobs.options import Config, Hardware, ProfileFile, Traces, check_times, setting
+from jobs.options import Config, ProfileFile, Traces, setting
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
@@ -61,7 +61,6 @@ def main(
         ),
     ] = None,
     traces: Traces = None,
-    hardware: Hardware = None,
     profile: ProfileFile = None,
     out: Annotated[
         Path | None, Option(help="Folder to write to; unset, one in the workspace.")
@@ -70,7 +69,6 @@ def main(
     """Write the champion, or another configuration, as the settings of the server that you run,
     with the command that starts it. A configuration that the server cannot express is replaced by
     the nearest settings by replay, with the speed that this is expected to cost."""
-    check_times(hardware, profile)
     further = dict(map(setting, more or []))
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
@@ -88,15 +86,16 @@ def main(
             " counterpart"
         )
     models = models_for(pair, server, plugin)
-    find = partial(by_replay, pair=pair, configuration=configuration, traces=traces,
-                   hardware=hardware, profile=profile)  # fmt: skip
+    find = partial(
+        by_replay, pair=pair, configuration=configuration, traces=traces, profile=profile
+    )
     if not fastest:
         print_configuration(configuration, source)
     if plugin:
         from specdec_core.servers.model_files import placed
 
-        measured = server.measures and hardware is None and profile is None
-        priced = configuration if measured else _priced(choice, hardware, profile)
+        measured = server.measures and profile is None
+        priced = configuration if measured else _priced(choice, profile)
         written = server.plugged_in(placed(priced), models, pair.runner)
     else:
         if fastest:
@@ -121,11 +120,8 @@ def main(
     _deliver(server, written, version, out or workspace() / "export" / f"{pair.name}-{to}")
 
 
-def _priced(
-    choice: PairConfiguration, hardware: Path | None, profile: Path | None
-) -> Configuration:
-    """The configuration at the forward costs that its policies need: from the given times, or from
-    the workspace, where they are measured if missing."""
+def _priced(choice: PairConfiguration, profile: Path | None) -> Configuration:
+    """The configuration at the forward costs that its policies need."""
     configuration = choice.configuration
     if not configuration.unpriced:
         return configuration
@@ -136,7 +132,7 @@ def _priced(
     drafts = configuration.drafts_of(choice.pair.drafts)
     pair = resolve_dtypes(choice.pair.model_copy(update={"drafts": drafts}))
     with ConsoleProgress(console) as progress:
-        return configuration.priced(forward_times(pair, [], hardware, profile, progress))
+        return configuration.priced(forward_times(pair, [], profile, progress))
 
 
 def _deliver(server: Server, written: WrittenFiles, version: str | None, folder: Path) -> None:
@@ -172,7 +168,6 @@ def by_replay(
     pair: PairSpec,
     configuration: Configuration,
     traces: str | None = None,
-    hardware: Path | None = None,
     profile: Path | None = None,
 ) -> T:
     """The result of `find` for a replay and the forward times: of the recording `traces`, or of the
@@ -206,7 +201,7 @@ def by_replay(
             )
         if profile is not None:
             of = timed(of, profile, progress)
-        times = forward_times(of, [], hardware, profile, progress, header.fingerprints)
+        times = forward_times(of, [], profile, progress, header.fingerprints)
         replay = Replay(recording, hidden=bool(configuration.heads), profile=times)
         return find(replay, times, progress)
 

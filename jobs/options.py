@@ -64,10 +64,12 @@ MaybeTokens = Annotated[int | None, Option(min=1, help="New tokens for each prom
 Repeats = Annotated[int, Option(min=1, help="Times each prompt is decoded.")]
 Name = Annotated[str | None, Option(help="Name of the result's folder.")]
 Fresh = Annotated[bool, Option("--fresh", help="Do not resume.")]
-Hardware = Annotated[Path | None, Option(help="Forward times of another machine (YAML).")]
 ProfileFile = Annotated[
     Path | None,
-    Option(help="The pair's forward times (JSON); unset, the workspace's, measured if missing."),
+    Option(
+        help="The pair's forward times: a file of `specdec profile`, or a few figures (YAML);"
+        " unset, the workspace's, measured if missing."
+    ),
 ]
 Traces = Annotated[
     str | None,
@@ -195,9 +197,3 @@ def check_name(name: str | None) -> None:
     """Raises :class:`UserError` for a name that cannot be a folder's."""
     if name is not None and (name in ("", "..") or Path(name).name != name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")
-
-
-def check_times(hardware: Path | None, profile: Path | None) -> None:
-    """Raises :class:`UserError` where both options give forward times."""
-    if hardware is not None and profile is not None:
-        raise UserError("--hardware and --profile both give forward times: give one")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated
 
 from typer import Option
 
@@ -11,12 +12,8 @@ from jobs import options
 from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
+from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-
-if TYPE_CHECKING:
-    from specdec_core.base.observer import Observer
-    from specdec_core.cost import Profile
-    from specdec_core.models.pair import Pair
 
 POOR_FIT = 0.9
 
@@ -26,16 +23,15 @@ def main(
     draft: options.Drafts = None,
     config: options.SweepFile = None,
     engine: Annotated[
-        Literal["specdec", "vllm", "llama_cpp"],
+        str | None,
         Option(
-            help="Measure this engine, vLLM (`make bench-peers`) or llama.cpp (`make llama-cpp`)."
+            help="Measure this server: vllm (`make bench-peers`) or llama_cpp (`make llama-cpp`);"
+            " unset, this engine."
         ),
-    ] = "specdec",
+    ] = None,
     out: Annotated[
         Path | None,
-        Option(
-            help="Where to write; unset, where the workspace has the pair's profile in this engine."
-        ),
+        Option(help="Where to write; unset, where the workspace has the pair's profile there."),
     ] = None,
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
     contexts: Annotated[str | None, Option(help="Cached tokens, as 64,256.")] = None,
@@ -46,20 +42,18 @@ def main(
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
     the times, and write the fit as JSON. With another engine, whole steps are timed, which verify
-    the tokens of all rows. With --cluster the models are on these devices. `specdec export` ranks
-    by such a profile."""
-    elsewhere: str | None = None if engine == "specdec" else engine
+    the tokens of all rows. With --cluster the models are on these devices. `specdec sweep` and
+    `specdec export` rank by such a profile, also on another machine."""
+    if cluster is not None and engine is not None:
+        raise UserError("--cluster has the devices of this library's engine, not of a server")
     placement = None if cluster is None else Placement.load(cluster)
-    if cluster is not None:
-        if elsewhere is not None:
-            raise UserError("--cluster has the devices of this library's engine, not of a server")
-        elsewhere = f"on-{cluster.stem}"
+    elsewhere = engine if cluster is None else f"on-{cluster.stem}"
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan
 
         plan = load_plan(config)
-        spec, settings = plan.pair, plan.profile.model_dump(exclude_none=True)
+        spec, settings = plan.pair, plan.forwards.model_dump(exclude_none=True)
     spec = options.chosen_pair(spec, target, draft, max_length)
     lists = {"widths": widths, "contexts": contexts, "batches": batches}
     settings |= {
@@ -74,11 +68,16 @@ def main(
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.profile import sections
     from specdec_core.measure.forward_times import workspace_profile
+    from specdec_core.measure.profiling import profile_pair
+    from specdec_core.servers.table import server_of
 
+    measure: Callable[..., Profile] = profile_pair
+    if engine is not None:
+        measure = server_of(engine, stage="profile", option="--engine").profile
     with ConsoleProgress(console) as progress:
         progress.stage(f"loading {spec.name}")
         with loaded_pair(spec, placement, every_draft) as pair:
-            profile = _measured(engine, pair, settings, progress)
+            profile = measure(pair, **settings, observer=progress)
     path = profile.save(out or workspace_profile(pair.spec, elsewhere=elsewhere))
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:
@@ -88,17 +87,6 @@ def main(
             soft_wrap=True,
         )
     point("profile", path)
-
-
-def _measured(engine: str, pair: Pair, settings: dict[str, Any], observer: Observer) -> Profile:
-    if engine != "specdec":
-        from specdec_core.servers.table import server_of
-
-        server = server_of(engine, stage="profile", option="--engine")
-        return server.profile(pair, **settings, observer=observer)
-    from specdec_core.measure.profiling import profile_pair
-
-    return profile_pair(pair, **settings, observer=observer)
 
 
 if __name__ == "__main__":

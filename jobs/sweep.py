@@ -50,9 +50,13 @@ def main(
     no_replay: Annotated[
         bool, Option("--no-replay", help="Decode with every configuration.")
     ] = False,
-    hardware: Annotated[
+    profile: Annotated[
         Path | None,
-        Option(help="Forward times of another machine (YAML) to rank for; nothing is timed."),
+        Option(
+            help="Forward times of another machine to rank for, where nothing is timed: a file of"
+            " `specdec profile`, or a few figures (YAML). With --engine: the costs of the server's"
+            " steps; unset, the workspace's, measured if missing."
+        ),
     ] = None,
     cluster: options.Placed = None,
     allow_lossy: Annotated[
@@ -65,13 +69,6 @@ def main(
     engine: Annotated[
         str | None,
         Option(help="Sweep this server instead of this engine: its settings are raced in it."),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        Option(
-            help="With --engine: what the server's steps cost (JSON, `specdec profile --engine`);"
-            " unset, the workspace's, measured if missing."
-        ),
     ] = None,
     name: options.Name = None,
     fresh: options.Fresh = False,
@@ -96,8 +93,8 @@ def main(
         pair=options.pair_changes(target, draft, max_length, compile) or None,
         traces=traces,
         replay=False if no_replay else None,
-        hardware=None if hardware is None else str(hardware),
-        cluster=None if cluster is None else str(cluster),
+        profile=profile,
+        cluster=cluster,
         allow_lossy=allow_lossy or None,
         workload=None if clients is None else {"clients": options.sizes(clients, "--clients")},
     )
@@ -106,10 +103,8 @@ def main(
         given_here = {"--no-replay": no_replay, "--allow-lossy": allow_lossy}
         if wrong := [option for option, value in given_here.items() if value]:
             raise UserError(f"{wrong[0]}: not with --engine, which ranks by replay and races there")
-        sweep_server(engine, config, overrides, profile, name, fresh)
+        sweep_server(engine, config, overrides, name, fresh)
         return
-    if profile is not None:
-        raise UserError("--profile has the step costs of a server: it goes with --engine")
     plan = load_plan(config, **overrides)
     with interruptible():
         result, version, report = sweep(plan, name, fresh)
@@ -138,7 +133,6 @@ def sweep_server(
     engine: str,
     config: Path,
     overrides: dict[str, Any],
-    profile: Path | None,
     name: str | None,
     fresh: bool,
 ) -> None:
@@ -160,7 +154,7 @@ def sweep_server(
 
     with interruptible(), ServerSweepProgress(console) as progress:
         result, folder, prompts = run_server_sweep(
-            plan, server, workspace(), typed("sweep"), name, fresh, profile, progress
+            plan, server, workspace(), typed("sweep"), name, fresh, progress
         )
     shown = report(result)
     kept = f"all results are in {folder.path}, and the same command logs them"

@@ -76,7 +76,7 @@ def config_file(folder: Path, spec: PairSpec, drafter: object = None, name: str 
 QUICK = {
     "finalists": 1,
     "repeats": 1,
-    "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+    "forwards": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
 }
 
 
@@ -111,10 +111,10 @@ def server_plan(folder: Path, spec: PairSpec, prompts: int, limit: int | None = 
     )
 
 
-def hardware_file(folder: Path, target: float = 0.1, draft: float = 0.001) -> Path:
-    """A file that `--hardware` takes: what forwards cost on another machine, in seconds."""
-    path = folder / "hardware.json"
-    path.write_text(json.dumps({"name": "far away", "target": target, "drafts": {"*": draft}}))
+def far_profile(folder: Path, target: float = 0.1, draft: float = 0.001) -> Path:
+    """A file that `--profile` takes: what forwards cost on another machine, in seconds."""
+    path = folder / "far.yaml"
+    path.write_text(f'{{device: far away, target: {target}, drafts: {{"*": {draft}}}}}')
     return path
 
 

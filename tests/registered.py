@@ -11,11 +11,11 @@ from dashboards.store import connect, experiment_id_of
 from dashboards.tracking.certificates import model_of
 from dashboards.tracking.registry import SOURCE, _create_model, appoint
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 from tests.configurations import SUFFIX
+from tests.specdec_core.cost.examples import constant_profile
 
 SWEEP = "two"
 
@@ -58,7 +58,7 @@ def appointed(spec: PairSpec, configuration: Configuration, server: str | None =
 @pytest.fixture
 def swept(bare_home):
     """A workspace with a sweep of two configurations, autoregressive decoding and `SUFFIX`."""
-    profile = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small"])
+    profile = constant_profile(0.01, 0.001, "small", device="made up")
     forwards = {"n": 64, "n_target": 64, "n_target_tokens": 64}  # of the target alone
     drafted = dict.fromkeys(("n_draft", "n_discarded", "n_drafted", "n_accepted"), 0)
     counts = Counts(1, **forwards, **drafted)

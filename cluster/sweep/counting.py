@@ -65,7 +65,7 @@ def count_all(
         if total > finished:
             counting.search(needs, search_alg, total - finished)
         replay_seconds = time.perf_counter() - started
-        if plan.hardware is not None and plan.autoregressive.id not in done:
+        if plan.profile is not None and plan.autoregressive.id not in done:
             counting.each([plan.autoregressive], needs, plan.early_stopping)
     else:
         configurations = _counted(plan, task, observer)
@@ -87,10 +87,10 @@ def count_all(
 
 
 def _counted(plan: ResolvedPlan, task: TrialTask, observer: SweepObserver) -> list[Configuration]:
-    """The configurations to count, once each. Autoregressive decoding is only timed, unless another
-    machine's times are used."""
+    """The configurations to count, once each. Autoregressive decoding is only timed, unless the
+    plan has another machine's profile."""
     distinct = {c.id: c for c in plan.configurations or () if c != plan.autoregressive}
-    if plan.hardware is not None:
+    if plan.profile is not None:
         distinct[plan.autoregressive.id] = plan.autoregressive
     oracles = [c for c in distinct.values() if c.family == ORACLE and not task.replays(c)]
     if oracles:

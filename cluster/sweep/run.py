@@ -4,7 +4,7 @@ Counts of draft, target and discarded tokens do not depend on load, so Ray Tune 
 cores at once: by replay where a recording of the prompts has them, else by decoding. The profile
 turns them into estimated speedups. Times depend on load, so the finalists are timed in one process
 while nothing else runs, interleaved with autoregressive decoding on the same prompts. With another
-machine's forward times nothing is timed, and the best estimate wins. For a workload, the finalists
+machine's profile nothing is timed, and the best estimate wins. For a workload, the finalists
 at each of its loads are timed as well, where a recording was replayed.
 """
 
@@ -74,6 +74,13 @@ def run_sweep(
     Raises :class:`UserError` for bad input, before anything is written.
     """
     observer = observer or SweepObserver()
+    if plan.profile is not None:
+        plan.profile.check(plan.pair.drafts, "profile")
+        if plan.profile.proposals:
+            raise UserError(
+                "profile: of a server: --engine sweeps that server, and `specdec export --fastest`"
+                " ranks its settings"
+            )
     tokenizer = check_pair(plan.pair)
     if plan.cluster is not None:
         check_placement(plan.pair, plan.cluster, plan.samples)
@@ -184,7 +191,7 @@ class _Sweep:
             for request, tokens in zip(self.requests, recording.prompts.tokens, strict=True)
         )
         other = recording.header.pair.runner.compile != self.pair.runner.compile
-        if other and self.plan.hardware is None:
+        if other and self.plan.profile is None:
             self.observer.warned(other_forwards(recording))
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
@@ -208,19 +215,19 @@ class _Sweep:
             profile=self.profile,
             trials=self.folder.trials(),
             environment=self.bench.environment(),
-            hardware=self.plan.hardware.name if self.plan.hardware else None,
+            hardware=self.plan.profile.device if self.plan.profile else None,
         )
 
     def _profile(self) -> Profile:
-        """Another machine's forward times, or else this one's, measured once."""
-        if self.plan.hardware is not None:
-            return self.plan.hardware.profile(list(self.pair.drafts))
+        """Another machine's profile, or else this one's, measured once."""
+        if self.plan.profile is not None:
+            return self.plan.profile.of(self.pair.drafts)
         if (profile := self.folder.profile()) is not None:
             return profile
 
         def measure() -> Profile:
             self.observer.stage("profiling forwards")
-            options = self.plan.profile.model_dump(exclude_none=True)
+            options = self.plan.forwards.model_dump(exclude_none=True)
             return self.bench.profile(self.plan.samples, **options)
 
         return self._measure_alone(measure)
@@ -261,7 +268,7 @@ class _Sweep:
     def choose(self) -> None:
         """Choose the champion, and configurations for the loads of a workload: by times taken
         alone, or for another machine by estimate."""
-        if self.plan.hardware is not None:
+        if self.plan.profile is not None:
             may_win = [t for t in self.result.trials if t.may_win(self.plan.allow_lossy)]
             self.result.champion = by_estimate(may_win)[0].id
             self._write_rounds({})

@@ -91,12 +91,11 @@ def run_server_sweep(
     command: str,
     name: str | None = None,
     fresh: bool = False,
-    times: Path | None = None,
     observer: RecordingObserver | None = None,
 ) -> tuple[ServerSweep, SweepFolder, list[Prompt]]:
     """Run `plan` in a server, or resume the interrupted run; folders are as of
-    :func:`cluster.sweep.run.run_sweep`. `times` is a file with the costs of the server's steps.
-    Returns the result, its folder, and the prompts of the race.
+    :func:`cluster.sweep.run.run_sweep`. The plan's profile, if it has one, is the costs of the
+    server's steps. Returns the result, its folder, and the prompts of the race.
 
     Raises :class:`UserError` for bad input, before anything is started.
     """
@@ -104,7 +103,6 @@ def run_server_sweep(
     race = race_plan(plan, server)
     if (reason := server.missing({})) is not None:
         raise UserError(f"{server.title}: {reason}")
-    costs = None if times is None else Profile.load(times)
     cores = Cores.divide(plan.pair.runner.threads)
     tokenizer = check_pair(plan.pair, served=True)
     asked = plan.prompts
@@ -112,8 +110,7 @@ def run_server_sweep(
     race, prompts, others_raced = _raced(plan, race, recorded.count, tokenizer)
     weights = weights_here(plan.pair, plan.samples)
     _check_files(plan, tokenizer, weights)
-    given = "" if costs is None else f" {costs.model_dump_json()}"
-    identity = f"{server.name} {plan.digest(recorded.digest)}{given}"
+    identity = f"{server.name} {plan.digest(recorded.digest)}"
     identity = hashlib.sha256(identity.encode()).hexdigest()
     name = name or f"{plan.pair.name}-{server.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
@@ -144,7 +141,7 @@ def run_server_sweep(
         # The server may have fetched the target just now.
         weights = weights_here(plan.pair, plan.samples)
         folder.keep_weights(weights or recording.header.fingerprints)
-        profile = sweep.profile(recording, costs)
+        profile = sweep.profile(recording)
         result = sweep.run(recording, profile, expressed, prompts, command)
         result.others_raced = others_raced
         result.save(folder.path)
@@ -190,8 +187,8 @@ def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
         raise UserError(f"sampling: {server.title} is compared greedily, at temperature 0")
     if workload.slo is not None:
         raise UserError("workload.slo: a server's settings are compared by their tokens a second")
-    if plan.hardware is not None or plan.cluster is not None:
-        raise UserError("--hardware and --cluster: a server is timed where it runs, here")
+    if plan.cluster is not None:
+        raise UserError("--cluster: a server is timed where it runs, here")
     race = LoadPlan(
         pair=plan.pair,
         prompts=plan.prompts,
@@ -290,20 +287,22 @@ class _ServerSweep:
             address = ServerAddress(url=url, clients=clients)
             return run_recording(asked, home, out=place, observer=self.observer, address=address)
 
-    def profile(self, recording: Recording, given: Profile | None) -> Profile:
-        """What the server's steps cost: as the sweep began with, or as `given`, or of the
+    def profile(self, recording: Recording) -> Profile:
+        """What the server's steps cost: as the sweep began with, or of the plan, or of the
         workspace, which keeps what is measured now: where it has none, or of another version of
         the server or of fewer requests at once."""
         if (kept := self.folder.profile()) is not None:
             return kept
-        profile = given
-        if profile is None:
+        profile = self.plan.profile
+        if profile is not None:
+            profile = profile.of(self.pair.spec.drafts)
+        else:
             weights = recording.header.fingerprints
             path = workspace_profile(self.pair.spec, weights, self.server.name)
             profile = Profile.load(path) if path.exists() else None
             if profile is None or not self._fits(profile):
                 sizes = {"batches": tuple(sorted({1, *self.race.clients}))}
-                sizes |= self.plan.profile.model_dump(exclude_none=True)
+                sizes |= self.plan.forwards.model_dump(exclude_none=True)
                 profile = self.server.profile(self.pair, **sizes, observer=self.observer)
                 profile.save(path)
         self.folder.save_profile(profile)
@@ -311,7 +310,7 @@ class _ServerSweep:
 
     def _fits(self, profile: Profile) -> bool:
         """Whether a profile is of this version of the server, and of as many requests at once."""
-        wanted = self.plan.profile.batches or self.race.clients
+        wanted = self.plan.forwards.batches or self.race.clients
         measured = max(m.batch for m in profile.target.measurements)
         plain = self.contestant(self.modes[0])
         return measured >= max(wanted) and _release(plain.row.version) in profile.device

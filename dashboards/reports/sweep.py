@@ -201,9 +201,10 @@ def _about_outputs(result: SweepResult) -> Iterator[str]:
 def _about_estimates(result: SweepResult) -> Iterator[str]:
     timings, count = result.timings, len(ranked(result))
     if result.hardware:
+        constant = len(result.profile.target.measurements) == 1
         yield (
-            f"Ranked for {result.hardware} by its forward times: all speedups are estimates, in "
-            "which a forward takes the same time whatever its width."
+            f"Ranked for {result.hardware} by its forward times: all speedups are estimates"
+            + (", in which a forward takes the same time whatever its width." if constant else ".")
         )
     elif len(timings) < count:
         text = (

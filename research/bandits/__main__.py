@@ -10,7 +10,6 @@ from typer import Option
 from jobs.console import console, deliver, run
 from jobs.options import (
     ChatTemplate,
-    Hardware,
     Limit,
     MaxLength,
     Name,
@@ -18,7 +17,6 @@ from jobs.options import (
     Repeats,
     Tokens,
     check_name,
-    check_times,
     chosen_pair,
 )
 from specdec_core.base.errors import UserError
@@ -45,7 +43,6 @@ def main(
     traces: Annotated[
         str | None, Option(help="Recording to replay instead of decoding, a folder or a name.")
     ] = None,
-    hardware: Hardware = None,
     profile: ProfileFile = None,
     name: Name = None,
 ) -> None:
@@ -60,9 +57,8 @@ def main(
         raise UserError("--traces replays its own prompts one at a time: no --prompts, no --slots")
     if traces is not None and (chat_template != AUTO or max_length is not None):
         raise UserError("--traces replays what was read: no --chat-template, no --max-length")
-    if traces is None and (hardware or profile):
-        raise UserError("--hardware and --profile model the times of a replay: give --traces too")
-    check_times(hardware, profile)
+    if traces is None and profile:
+        raise UserError("--profile models the times of a replay: give --traces too")
     check_name(name)
 
     # torch and MLflow take seconds to import.
@@ -79,7 +75,7 @@ def main(
         if traces is not None:
             recording = find_named(traces, workspace())
             plan = plan.under(recording.header.pair, recording.header.sampling)
-            comparison, note = replay_recording(recording, plan, hardware, profile, progress)
+            comparison, note = replay_recording(recording, plan, profile, progress)
         else:
             sources = prompts or ["bundled:held_out"]
             pair = chosen_pair(plan.pair, None, None, max_length)

@@ -45,7 +45,6 @@ def race_prompts(
 def replay_recording(
     recording: Recording,
     plan: ArmsPlan,
-    hardware: Path | None,
     profile: Path | None,
     observer: Observer,
 ) -> tuple[ArmComparison, str]:
@@ -53,9 +52,7 @@ def replay_recording(
     of what was replayed. :func:`forward_times` gives the times."""
     header = recording.header
     configurations = [entrant.configuration for entrant in plan.entrants]
-    times = forward_times(
-        header.pair, configurations, hardware, profile, observer, header.fingerprints
-    )
+    times = forward_times(header.pair, configurations, profile, observer, header.fingerprints)
     comparison = replay_all(Replay(recording, profile=times), plan, times, observer)
     return comparison, (
         f"{recording.folder.name}: replayed, {header.prompts.count} prompts of "

@@ -201,7 +201,7 @@ def study_inputs(
     a pair without draft models."""
     inputs = {}
     if TIMES in wanted:
-        times = forward_times(result.pair, [], None, None, observer)
+        times = forward_times(result.pair, [], None, observer)
         key = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
         inputs[TIMES] = Input(key, lambda: times)
     if PAIR in wanted:

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import console, deliver, run
-from jobs.options import Hardware, Name, ProfileFile, check_name, check_times
+from jobs.options import Name, ProfileFile, check_name
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import MOST_NODES
@@ -22,7 +22,6 @@ def main(
     ] = None,
     budget: Annotated[int, Option(help="Nodes of a tree at most.")] = 32,
     depth: Annotated[int, Option(help="Levels of a tree at most.")] = 10,
-    hardware: Hardware = None,
     profile: ProfileFile = None,
     name: Name = None,
 ) -> None:
@@ -32,7 +31,6 @@ def main(
 
     Times are modelled: counts of forwards times a profile's seconds (SpecDec++, Eq. 3.1).
     """
-    check_times(hardware, profile)
     for option, value, most in (("budget", budget, MOST_NODES), ("depth", depth, MOST_DEPTH)):
         if not 1 <= value <= most:
             raise UserError(f"--{option} {value}: expected 1 … {most}")
@@ -57,7 +55,7 @@ def main(
         )
     drafts = dict.fromkeys(recording.draft_name(name) for name in draft or header.pair.drafts)
     with ConsoleProgress(console) as progress:
-        times = forward_times(header.pair, [], hardware, profile, progress, header.fingerprints)
+        times = forward_times(header.pair, [], profile, progress, header.fingerprints)
         replay = Replay(recording, hidden=False)
         comparisons = [compare_trees(replay, times, d, budget, depth, progress) for d in drafts]
 
@@ -69,7 +67,7 @@ def main(
     notes = [
         f"{header.prompts.count} prompts of {header.prompts.label}, {header.max_new_tokens} new "
         f"tokens ({recording.folder.name}); trees of at most {budget} nodes and {depth} levels",
-        origin(times, hardware),
+        origin(times, profile),
     ]
     params = {"recording": recording.folder.name, "budget": budget, "depth": depth}
     measured = ReportOrigin(name=folder.name, pair=header.pair.name, notes=notes, params=params)

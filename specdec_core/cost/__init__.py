@@ -4,19 +4,16 @@ Reading a profile needs neither torch nor transformers.
 """
 
 from specdec_core.cost.forward import ForwardCost, ForwardKind, ForwardTerms, Measurement, Work
-from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.cost.profile import Profile, draft_key, policy_key, proposer_keys
 
 __all__ = [
     "ForwardCost",
     "ForwardKind",
     "ForwardTerms",
-    "Hardware",
     "Measurement",
     "Profile",
     "Work",
     "draft_key",
-    "load_hardware",
     "policy_key",
     "proposer_keys",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specdec_core.config import Value
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
@@ -148,7 +150,8 @@ class ForwardCost(Value):
     The kinds of forward are fitted apart: less work can take longer where it runs other kernels
     (on a CPU one token is often slower than two). So is reading a prompt, which needs no logits;
     `prefill` is unset where it was not measured. `steps` are what numbers of tokens took over
-    their fit, by kind and number, where times follow them (:meth:`in_steps`).
+    their fit, by kind and number, where times follow them (:meth:`in_steps`). One number, of
+    seconds, is read as the same time for every forward.
     """
 
     measurements: list[Measurement]
@@ -156,6 +159,16 @@ class ForwardCost(Value):
     r2: float
     prefill: ForwardTerms | None = None
     steps: dict[ForwardKind, dict[int, float]] = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_number_is_constant(cls, value: Any) -> Any:
+        if not isinstance(value, int | float | str):  # YAML reads 2e-1 as text
+            return value
+        with suppress(ValueError):
+            if 0 < float(value) < math.inf:
+                return dict(cls.constant(float(value)))
+        raise ValueError("expected seconds, a number greater than 0")
 
     @classmethod
     def fit(cls, measurements: Sequence[Measurement]) -> ForwardCost:
@@ -170,7 +183,7 @@ class ForwardCost(Value):
 
     @classmethod
     def constant(cls, seconds: float) -> ForwardCost:
-        """The same time whatever is fed in."""
+        """The same time whatever is fed in, as Eq. 3.1 of SpecDec++ assumes."""
         flat = ForwardTerms(fixed=seconds)
         one = Measurement(width=1, context=0, batch=1, seconds=seconds)
         return cls(measurements=[one], terms={ForwardKind.TOKEN: flat}, r2=1.0)

@@ -3,6 +3,16 @@
 N_draft, N_target and N_discarded measure a configuration's work and do not depend on the hardware;
 a :class:`Profile` gives the cost of that work on one machine. Together they predict the time of any
 configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times are seconds.
+
+A profile is measured, or written by hand with a number for each model:
+
+```yaml
+device: two A100                 # shown in reports
+target: 0.112                    # a forward of the target, whatever it is fed
+autoregressive_forward: 0.108    # a forward of the target when decoding without a draft
+drafts:
+  small: 0.0234                  # a forward of the draft; "*" stands for every other draft
+```
 """
 
 from __future__ import annotations
@@ -10,45 +20,70 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import CANDIDATES, Configuration, PolicySettings, Value, describe
+from specdec_core.config import CANDIDATES, Configuration, PolicySettings, Value, load_yaml, parse
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.tokens.statistics import Counts
 
+EVERY = "*"  # in place of a draft's name: every draft without a time of its own
+
 
 class Profile(Value):
-    """What forwards of a pair cost on one machine.
+    """What forwards of a pair cost on one machine, in seconds. The cost of a forward is one number,
+    or what was fitted to measured forwards."""
 
-    `round_overhead` and `draft_overhead` are seconds that the engine adds to a round and to a
-    drafting step around the forwards themselves, and `row_overhead` to a step for each further
-    request that decodes in it; `mixes` says whether a forward of the target has prompts and
-    candidates together. `autoregressive_forward` is the target's forward
-    when decoding without drafting, where it is known to differ from a round's; unset, it is that
-    of one token. `policies` are seconds that a length policy takes for a candidate token, by
-    :func:`policy_key`. `proposals` are seconds that a round takes longer where something proposes,
-    apart from drafting steps, by :func:`proposer_keys`; `proposing` is their sum
-    :meth:`under` a configuration. `whole_chains` says that every round drafts all candidates of a
-    chain, also where the sequence ends sooner, as vLLM does.
-    """
-
-    target: ForwardCost
-    drafts: dict[str, ForwardCost]
-    device: str
-    target_dtype: str
-    draft_dtype: str
+    target: ForwardCost = Field(description="a forward of the target")
+    drafts: dict[str, ForwardCost] = Field(
+        description=f'a forward by draft; "{EVERY}" is every other draft'
+    )
+    device: str = Field(description="shown in reports")
+    target_dtype: str = "unknown"
+    draft_dtype: str = "unknown"
     threads: int = 1
-    round_overhead: float = 0.0
-    draft_overhead: dict[str, float] = Field(default_factory=dict)
-    row_overhead: float = 0.0
-    mixes: bool = True
-    autoregressive_forward: float | None = None
-    policies: dict[str, float] = Field(default_factory=dict)
-    proposals: dict[str, float] = Field(default_factory=dict)
-    proposing: float = 0.0
-    whole_chains: bool = False
+    round_overhead: float = Field(default=0.0, description="what the engine adds to a round")
+    draft_overhead: dict[str, float] = Field(
+        default={}, description="what the engine adds to a drafting step, by draft"
+    )
+    row_overhead: float = Field(
+        default=0.0, description="what each further request that decodes adds to a step"
+    )
+    mixes: bool = Field(
+        default=True, description="whether a forward of the target has prompts and candidates"
+    )
+    autoregressive_forward: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="a forward of the target without drafting; unset, one of one token",
+    )
+    policies: dict[str, float] = Field(
+        default={}, description="what a length policy adds to a candidate, by draft and policy"
+    )
+    proposals: dict[str, float] = Field(
+        default={},
+        description="what proposing adds to a round, apart from drafting steps, by drafter",
+    )
+    proposing: float = Field(default=0.0, description="their sum under a configuration")
+    whole_chains: bool = Field(
+        default=False,
+        description="whether chains are drafted in full where the sequence ends sooner, as in vLLM",
+    )
+
+    def of(self, drafts: Iterable[str]) -> Profile:
+        """The profile of a pair with `drafts`: without other drafts, and in this order."""
+        costs = {draft: self.drafts.get(draft, self.drafts.get(EVERY)) for draft in drafts}
+        known = {draft: cost for draft, cost in costs.items() if cost is not None}
+        return self.model_copy(update={"drafts": known})
+
+    def check(self, drafts: Iterable[str], source: str) -> None:
+        """Raises :class:`UserError`, naming `source`, for a draft without a forward time."""
+        for draft in drafts:
+            if not self.drafts.keys() & {draft, EVERY}:
+                there = ", ".join(self.drafts) or "none"
+                raise UserError(f"{source}: no forward time of draft {draft!r} (it has: {there})")
 
     def under(self, configuration: Configuration) -> Profile:
         """The costs under `configuration`. What proposes adds its time to each round; its length
@@ -180,13 +215,9 @@ class Profile(Value):
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a saved profile; a missing or malformed one is a :class:`UserError`."""
-        try:
-            return cls.model_validate_json(Path(path).read_text())
-        except (FileNotFoundError, IsADirectoryError):
-            raise UserError(f"{path}: no such profile") from None
-        except ValidationError as error:
-            raise UserError(f"{path}: not a profile: {describe(error)}") from None
+        """Read a profile; a missing or malformed one is a :class:`UserError` that names the file
+        and the key."""
+        return parse(cls, load_yaml(path), str(path))
 
 
 def policy_key(draft: str, policy: PolicySettings) -> str:

@@ -1,4 +1,4 @@
-"""The forward times of a pair: another machine's, a saved profile's, or measured."""
+"""The forward times of a pair: of a file, of the workspace, or measured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdec_core.base.environment import machine
-from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.cost import Profile, load_hardware, policy_key
+from specdec_core.cost import Profile, policy_key
 from specdec_core.measure.profiling import measure_policies, profile_pair
 from specdec_core.models.fingerprints import TARGET, fingerprints
 from specdec_core.models.pair import load_pair
@@ -23,24 +22,21 @@ _FORMAT = 2  # of the files of times in a workspace
 def forward_times(
     pair: PairSpec,
     configurations: Sequence[Configuration],
-    hardware: Path | None,
     profile: Path | None,
     observer: Observer | None = None,
     weights: Mapping[str, str] | None = None,
 ) -> Profile:
-    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace
-    for the pair, with concrete data types and, if recorded, the models' `weights`.
+    """The times of the file `profile`, or of the workspace for the pair, with concrete data types
+    and, if recorded, the models' `weights`.
     Times that the workspace lacks, also of the configurations' policies, are measured now. Raises
     :class:`UserError` for a profile that lacks a draft, and for models to measure that are
     missing."""
-    if hardware is not None:
-        return load_hardware(hardware).profile(list(pair.drafts))
-    path = profile or workspace_profile(pair, weights)
-    if profile is None and weights is not None and not path.exists():
+    if profile is not None:
+        return load_profile(profile, pair)
+    path = workspace_profile(pair, weights)
+    if weights is not None and not path.exists():
         path = workspace_profile(pair)  # what is measured now is of the models that are here
-    times = load_profile(path, pair) if profile is not None or path.exists() else None
-    if times is not None and profile is not None:
-        return times
+    times = load_profile(path, pair) if path.exists() else None
     measured = times.policies if times else {}
     missing = [c for c in configurations if _policies(pair, c) - measured.keys()]
     if times is None or missing:
@@ -59,17 +55,14 @@ def forward_times(
 def load_profile(path: Path, pair: PairSpec) -> Profile:
     """The forward times in a file. Raises :class:`UserError` for one that lacks a draft."""
     times = Profile.load(path)
-    for draft in pair.drafts:
-        if draft not in times.drafts:
-            there = ", ".join(times.drafts) or "none"
-            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
-    return times
+    times.check(pair.drafts, str(path))
+    return times.of(pair.drafts)
 
 
 def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
     """The pair with the drafts that have forward times in a file; the observer is warned of each
     other draft."""
-    there = Profile.load(path).drafts
+    there = Profile.load(path).of(pair.drafts).drafts
     for draft in (name for name in pair.drafts if name not in there):
         observer.warned(f"{path}: no forward time of draft {draft!r}, which is not ranked")
     drafts = {name: model for name, model in pair.drafts.items() if name in there}
@@ -92,9 +85,10 @@ def workspace_profile(
     return workspace() / "profiles" / f"{name}-{digest[:8]}.json"
 
 
-def origin(times: Profile, hardware: Path | None) -> str:
-    """A description of the machine that the times are of."""
-    where = " (not this machine)" if hardware else f", target in {times.target_dtype}"
+def origin(times: Profile, profile: Path | None) -> str:
+    """A description of the machine that the times are of, and of the file `profile` that has
+    them."""
+    where = f", target in {times.target_dtype}" if profile is None else f" ({profile})"
     return f"forward times: {times.device}{where}"
 
 

@@ -34,7 +34,6 @@ from specdec_core.config import (
 from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost import Profile
-from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.prompts.source import PromptSource
 from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import LiveSettings, Workload
@@ -43,7 +42,7 @@ from specdec_core.search.space import Search
 EVERY = "*"  # in the name of a head: all trained heads with matching names, as in a shell
 
 
-class ProfileSettings(Value):
+class MeasuredForwards(Value):
     """The forwards to measure before finalists are timed; what is unset is chosen by the pair and
     the search."""
 
@@ -97,15 +96,16 @@ class SweepSettings(Value):
         default=3, description="times a finalist runs each prompt, at most"
     )
     race: RaceSettings = RaceSettings()
-    profile: ProfileSettings = ProfileSettings()
+    forwards: MeasuredForwards = MeasuredForwards()
+    profile: Profile | None = Field(
+        default=None,
+        description="forward times of another machine, for which the sweep ranks without timing, or"
+        " of the server that is swept; a file or inline",
+    )
     traces: str | None = Field(
         default=None, description="recording to replay; unset, the workspace's, if it has one"
     )
     replay: bool = Field(default=True, description="count by replay what a recording knows")
-    hardware: Hardware | None = Field(
-        default=None, description="forward times of another machine, to rank for; a file or inline"
-    )
-
     cluster: Placement | None = Field(
         default=None, description="devices of the models; a file or inline"
     )
@@ -130,10 +130,10 @@ class SweepSettings(Value):
     def _read_cluster(cls, value: Any) -> Any:
         return Placement.load(value) if isinstance(value, str | Path) else value
 
-    @field_validator("hardware", mode="before")
+    @field_validator("profile", mode="before")
     @classmethod
-    def _read_hardware(cls, value: Any) -> Any:
-        return load_hardware(value) if isinstance(value, str | Path) else value
+    def _read_profile(cls, value: Any) -> Any:
+        return Profile.load(value) if isinstance(value, str | Path) else value
 
     @property
     def autoregressive(self) -> Configuration:
@@ -190,15 +190,13 @@ class ResolvedPlan(SweepSettings):
             self._check(configuration, source)
         if self.drafts_apart:
             self._check_asynchronous(source)
-        if self.hardware is not None:
-            self.hardware.profile(list(self.pair.drafts))
-            # Timed, they would be beaten by autoregressive decoding.
-            if lossy := self._lossy_alone():
-                names = ", ".join(sorted(lossy))
-                raise UserError(
-                    f"{source}: search: only lossy methods, of which none may be the best unless "
-                    f"it is allowed by name (allow_lossy: [{names}])"
-                )
+        # Timed, they would be beaten by autoregressive decoding.
+        if self.profile is not None and (lossy := self._lossy_alone()):
+            names = ", ".join(sorted(lossy))
+            raise UserError(
+                f"{source}: search: only lossy methods, of which none may be the best unless "
+                f"it is allowed by name (allow_lossy: [{names}])"
+            )
 
     def _check_asynchronous(self, source: str) -> None:
         if self.cluster is None or not self.cluster.draft.devices:
@@ -206,10 +204,10 @@ class ResolvedPlan(SweepSettings):
                 f"{source}: search: pearl drafts on a device of its own: say which, with --cluster"
                 " and a placement that has one for the draft"
             )
-        if self.hardware is not None:
+        if self.profile is not None:
             raise UserError(
                 f"{source}: search: what pearl does depends on time, so it is measured on its"
-                " devices: no other machine's hardware"
+                " devices: no other machine's profile"
             )
 
     def _lossy_alone(self) -> frozenset[str]:

@@ -198,7 +198,7 @@ class SweepResult(Document):
     under_load: LoadChoice | None = None  # of a sweep with a workload
     race: RaceSummary | None = None
     replay: ReplaySummary | None = None
-    hardware: str | None = None  # another machine; the profile has its forward times
+    hardware: str | None = None  # another machine, for which the plan has a profile
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
     mlflow_run_id: str | None = None
     _labels: tuple[Any, dict[str, str]] = PrivateAttr(default=(None, {}))

@@ -77,7 +77,7 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(cluster, tiny
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 96,
         "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": lengths}}],
-        "hardware": {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}},
+        "profile": {"device": "far away", "target": 0.1, "drafts": {"*": 0.01}},
     }
     config = plan_file(tmp_path, **plan)
 

@@ -26,7 +26,7 @@ from cluster.sweep.trial import CountTrial, TrialTask, counted, group
 from dashboards.reports.sweep import caveats
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.cost import Hardware
+from specdec_core.cost import Profile
 from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -261,7 +261,7 @@ def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(tin
 
 TOKENS = 16
 CASCADE = {"kind": "cascade"}
-FAR = {"name": "far away", "target": 0.1, "drafts": {"*": 0.001}}
+FAR = {"device": "far away", "target": 0.1, "drafts": {"*": 0.001}}
 SWEEP = QUICK | {
     "max_new_tokens": TOKENS,
     "finalists": 4,
@@ -288,7 +288,7 @@ def test_a_sweep_times_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
 @pytest.fixture
 def trial(ray_running, tiny_pair):
     """A trial that counts PEARL on its devices."""
-    slow = Hardware.model_validate({**FAR, "target": 100.0}).profile([*tiny_pair.spec.drafts])
+    slow = Profile.model_validate({**FAR, "target": 100.0}).of(tiny_pair.spec.drafts)
     request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), TOKENS)
     task = TrialTask(tiny_pair.spec, slow, (request,), 1, placement=Placement())
     trial = tune.with_parameters(CountTrial, task=task)({"configurations": group([PEARL])})
@@ -344,7 +344,7 @@ def test_optuna_searches_windows_of_pearl_on_its_devices(ray_running, tiny_pair,
     [
         ({}, "--cluster"),
         ({"cluster": {"draft": {"devices": 0}}}, "a placement that has one for the draft"),
-        ({"cluster": Placement(), "hardware": FAR}, "no other machine's hardware"),
+        ({"cluster": Placement(), "profile": FAR}, "no other machine's profile"),
     ],
     ids=["no devices", "none for the draft", "another machine"],
 )

@@ -34,7 +34,7 @@ from tests.commands import (
     assert_refused,
     assert_shown,
     config_file,
-    hardware_file,
+    far_profile,
     printed,
     prompts_file,
 )
@@ -131,7 +131,7 @@ def test_it_holds_the_same_tokens_and_replays_the_same_counts(recording, plan, t
 def test_a_servers_settings_are_ranked_on_it_without_the_targets_weights(
     recording, plan, command, tmp_path
 ):
-    options = ["--config", config_file(tmp_path, plan.pair), "--hardware", hardware_file(tmp_path)]
+    options = ["--config", config_file(tmp_path, plan.pair), "--profile", far_profile(tmp_path)]
     found = ["--to", "vllm", "--fastest", "--traces", recording.folder, "--out", tmp_path / "out"]
     printed(command(export.main, tmp_path, *found, *options))
     settings = json.loads((tmp_path / "out" / "speculative_config.json").read_text())

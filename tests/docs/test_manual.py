@@ -31,9 +31,8 @@ def test_every_command_and_every_kind_has_its_section(site):
     for kind in (*DRAFTERS, *POLICIES):
         assert f'<h3 id="{kind}' in configuration
     for model in (
-        *("a-pair-and-a-configuration", "prompts", "race", "profile", "trees-to-search"),
-        *("forward-times-of-another-machine", "placement-of-the-draft"),
-        "placement-of-the-target",
+        *("a-pair-and-a-configuration", "prompts", "race", "measured-forwards"),
+        *("trees-to-search", "profile", "placement-of-the-draft", "placement-of-the-target"),
     ):
         assert f'id="{model}"' in configuration
 

@@ -8,7 +8,7 @@ import pytest
 
 from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement
-from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
+from tests.commands import assert_refused, config_file, far_profile, printed, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.cost.examples import profile_of
 from tests.specdec_core.kinds import chain
@@ -21,7 +21,7 @@ TREE = UNNAMED | {"kind": "dynamic_tree"}
 
 @pytest.fixture(scope="module")
 def home(tiny_pair, tmp_path_factory):
-    """A workspace with a recording, a configuration, a profile and a hardware file."""
+    """A workspace with a recording, a configuration and a profile."""
     home = tmp_path_factory.mktemp("home")
     prompts = prompts_file(home, TEXTS, "texts")
     record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
@@ -85,7 +85,7 @@ def test_without_a_name_the_pairs_latest_recording_is_simulated(simulated, comma
 
 
 def test_the_rate_of_replicas_under_another_machines_times(command, home, tmp_path):
-    files = ("--config", home / "config.yaml", "--hardware", hardware_file(tmp_path, 0.1, 0.01))
+    files = ("--config", home / "config.yaml", "--profile", far_profile(tmp_path, 0.1, 0.01))
     load = ("--traces", "some", "--replicas", "1,2", "--slo", "latency=60", "--seconds", 2)
     shown = printed(command(capacity.main, home, *files, *load))
     assert "1 replica: " in shown

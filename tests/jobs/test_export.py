@@ -19,7 +19,7 @@ from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file, ran
+from tests.commands import assert_refused, config_file, far_profile, printed, prompts_file, ran
 from tests.jobs.conftest import record_prompts
 from tests.peers import vllm_installed
 from tests.specdec_core.cost.examples import constant_profile
@@ -35,7 +35,7 @@ def home(tiny_pair, tmp_path_factory):
     """A workspace with a recording of the tiny pair."""
     home = tmp_path_factory.mktemp("home")
     prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)), "sums")
-    hardware_file(home)
+    far_profile(home)
     record_prompts(tiny_pair, prompts, home / "traces" / "sums", 24)
     return home
 
@@ -100,7 +100,7 @@ def test_transformers_decodes_with_what_is_written(exported, tiny_pair, tmp_path
 
 
 def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(exported, home):
-    shown = exported(SVIP, "--to", "vllm", "--hardware", home / "hardware.json", home=home)
+    shown = exported(SVIP, "--to", "vllm", "--profile", home / "far.yaml", home=home)
     assert "vLLM has no counterpart of" in shown
     assert "of its speed by replay" in shown
     [folder] = (home / "export").iterdir()
@@ -119,7 +119,7 @@ def test_a_recording_of_other_weights_tells_nothing(exporting, tiny_pair, home, 
         ((), "no recording of"),
         (("--traces", "old"), "recorded from other weights of draft"),
     ):
-        told = ("--to", "vllm", "--hardware", home / "hardware.json", *named)
+        told = ("--to", "vllm", "--profile", home / "far.yaml", *named)
         assert_refused(exporting(SVIP, *told), message)
         assert not (tmp_path / "export").exists()
 
@@ -280,8 +280,8 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
 
 def test_a_plug_in_is_told_what_a_target_forward_costs(exported, home, tmp_path):
     for server, times, cost in (
-        ("vllm", ("--hardware", home / "hardware.json"), 100),
-        ("transformers", ("--hardware", home / "hardware.json"), 100),
+        ("vllm", ("--profile", home / "far.yaml"), 100),
+        ("transformers", ("--profile", home / "far.yaml"), 100),
         ("transformers", (), "profile"),  # the plug-in measures it there
     ):
         pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut"}}

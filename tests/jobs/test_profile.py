@@ -45,6 +45,11 @@ def test_what_is_not_profiled_on_a_placement_is_refused(tiny_pair_folders, chang
         main(**asked, **changes)
 
 
+def test_a_server_whose_steps_are_not_timed_is_refused():
+    with pytest.raises(UserError, match="--engine sglang: this library does not time its steps"):
+        main(engine="sglang")
+
+
 def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     target, draft = (str(tiny_pair_folders[name]) for name in ("target", "draft"))
     pair = {"target": target, "drafts": {"d": draft}}

@@ -17,7 +17,7 @@ from tests.commands import (
     ROOT,
     assert_refused,
     assert_shown,
-    hardware_file,
+    far_profile,
     plan_file,
     printed,
     prompts_file,
@@ -154,7 +154,7 @@ def test_a_recorded_sweep_is_replayed_and_ends_with_the_choice_for_each_load(
         "max_new_tokens": 16,
         "workload": {"clients": [1, 8]},
     }
-    files = ("--config", plan_file(home, **plan), "--hardware", hardware_file(home, 0.02, 0.002))
+    files = ("--config", plan_file(home, **plan), "--profile", far_profile(home, 0.02, 0.002))
     done = command(sweep.main, home, *files, "--name", "loaded")
     folder = home / "sweeps" / "loaded"
     result = SweepResult.load(folder)

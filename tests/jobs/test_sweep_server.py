@@ -65,7 +65,7 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(plan, command, tmp_p
         (["--engine=own", "--clients=8"], "fewer than the 8 clients"),
         (["--engine=own", "--clients=2,2"], "a number of clients is given twice"),
         (["--engine=own", "--no-replay"], "--no-replay: not with --engine"),
-        (["--profile=x.json"], "--profile has the step costs of a server"),
+        (["--engine=own", "--profile=x.json"], "x.json: no such file"),
         (["--engine=own", "--draft=x=./nowhere"], "./nowhere: no such folder"),
     ],
 )

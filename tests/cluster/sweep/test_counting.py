@@ -16,7 +16,6 @@ from ray.cloudpickle import register_pickle_by_value
 from cluster.sweep.counting import count_all
 from cluster.sweep.trial import RoundsFile
 from specdec_core.base.errors import UserError
-from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
@@ -26,7 +25,7 @@ from specdec_core.search.results import SweepResult
 PLAN = Plan.model_validate(
     {
         "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 13))}}],
-        "hardware": {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}},
+        "profile": {"device": "far away", "target": 0.1, "drafts": {"*": 0.01}},
     }
 ).resolve()
 COUNT = 13  # and autoregressive decoding
@@ -103,7 +102,7 @@ def count(folder, tell, trial=IdleTrial):
         pair=PLAN.pair,
         prompts=PromptSet(source="none", count=1, digest="0"),
         max_new_tokens=1,
-        profile=Hardware(target=0.1, drafts={"*": 0.01}, name="h").profile(list(PLAN.pair.drafts)),
+        profile=PLAN.profile.of(PLAN.pair.drafts),
         trials=own.trials(),
     )
     count_all(PLAN, IdleTask(0.1), {"CPU": 1}, result, own, tell, trial)

@@ -101,6 +101,22 @@ def test_the_result_is_saved_and_read_again_without_running_anything(swept, tiny
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafts": {"small": 0.01}}, r"^profile: no forward time of draft 'draft' .*small"),
+        ({"proposals": {"suffix": 0.01}}, "^profile: of a server: --engine"),
+    ],
+)
+def test_a_profile_that_cannot_rank_is_refused_before_anything_is_written(
+    changes, message, tiny_spec, prompts, tmp_path
+):
+    profile = {"device": "far", "target": 0.1, "drafts": {"*": 0.01}, **changes}
+    with pytest.raises(UserError, match=message):
+        run_sweep(plan_for(tiny_spec, prompts, profile=profile), tmp_path)
+    assert not (tmp_path / "sweeps").exists()
+
+
 def test_a_result_of_other_weights_is_not_delivered(swept, tiny_spec, prompts, tmp_path):
     _, folder, _ = swept
     copy = SweepFolder(tmp_path / "sweeps" / folder.name)
@@ -158,7 +174,7 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(tiny_pair, prompt
         tiny_pair.spec,
         prompts,
         search=[{"drafter": TREE}, {"drafter": one}, {"drafter": by_load}],
-        hardware={"name": "far away", "target": 0.1, "drafts": {"*": 0.001}},
+        profile={"device": "far away", "target": 0.1, "drafts": {"*": 0.001}},
         workload={"clients": [1, 3], "requests": 4},
     )
     with pytest.raises(KeyboardInterrupt):

@@ -28,10 +28,11 @@ from tests.specdec_core.recordings.recorded import recorded
 
 @pytest.fixture
 def plan(tiny_pair, tmp_path):
-    """A plan with a recording of the first half of its prompts."""
+    """A plan with a recording of the first half of its prompts, and with what steps cost."""
     folder = tmp_path / "recorded"
     found = load_plan(server_plan(tmp_path, tiny_pair.spec, 12, limit=6))
-    found = found.model_copy(update={"traces": str(folder)})
+    given = {"traces": str(folder), "profile": fitted_profile()}
+    found = found.model_copy(update=given)
     chosen = found.prompts.load(tiny_pair.tokenizer)
     requests = [
         Request(each.id, tuple(tiny_pair.tokenizer(f"x{n} = {n} +")["input_ids"]), 8, seed=n)
@@ -41,14 +42,6 @@ def plan(tiny_pair, tmp_path):
     recorded(tiny_pair, requests, folder, prompts=described, mixing=0)
     finish(folder)
     return found
-
-
-@pytest.fixture
-def times(tmp_path):
-    """What steps cost: 10 ms, and 1 ms for a draft's."""
-    path = tmp_path / "times.json"
-    fitted_profile().save(path)
-    return path
 
 
 @pytest.fixture
@@ -79,14 +72,12 @@ def in_process(tiny_pair, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
-    plan, times, tmp_path, monkeypatch
-):
+def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(plan, tmp_path, monkeypatch):
     home, own, asked = tmp_path / "home", OwnServer.modes, []
     monkeypatch.setattr(OwnServer, "modes", lambda *args, **kw: asked.append(1) or own(*args, **kw))
 
     def sweep(fresh=False):
-        given = (plan, OwnServer(), home, "specdec sweep", "mine", fresh, times)
+        given = (plan, OwnServer(), home, "specdec sweep", "mine", fresh)
         return run_server_sweep(*given)[0]
 
     result, folder = sweep(), home / "sweeps" / "mine"
@@ -118,10 +109,10 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, times, tmp_path):
+def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_path):
     live = plan.live.model_copy(update={"repeats": 2})
     twice = plan.model_copy(update={"live": live})
-    result, folder, _ = run_server_sweep(twice, OwnServer(), tmp_path, "", "mine", times=times)
+    result, folder, _ = run_server_sweep(twice, OwnServer(), tmp_path, "", "mine")
     names = [row.name for row in result.race.rows]
     assert result.first is not None
     assert len(names) == len(set(names)) >= len(result.first.rows)
@@ -153,9 +144,9 @@ def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny
     assert raced(5) == (True, 2, False)  # of all 12
 
 
-def test_a_mode_that_ends_in_the_race_has_a_row_that_says_so(plan, times, tmp_path, in_process):
+def test_a_mode_that_ends_in_the_race_has_a_row_that_says_so(plan, tmp_path, in_process):
     in_process.add("own K=2")
-    result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine", times=times)
+    result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine")
     [load] = result.race.loads
     errors = {row.name: row.errors(load) for row in result.race.rows}
     assert errors.pop("own K=2") == load.requests
@@ -177,8 +168,6 @@ def test_the_shown_command_has_the_variables_that_the_race_had(monkeypatch):
 
 def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
     home = tmp_path / "home"
-    with pytest.raises(UserError, match="missing"):
-        run_server_sweep(plan, OwnServer(), home, "", times=tmp_path / "missing.json")
     workload = plan.workload.model_validate({"clients": [2], "slo": {"ttft": 1}})
     with pytest.raises(UserError, match="compared by their tokens a second"):
         run_server_sweep(plan.model_copy(update={"workload": workload}), OwnServer(), home, "")

@@ -12,9 +12,9 @@ from dashboards.reports.standings import standings
 from dashboards.reports.sweep import caveats, facts, headline, report
 from jobs import report as job
 from specdec_core.base.errors import UserError
-from specdec_core.cost import Hardware
 from specdec_core.search.results import ReplaySummary
 from tests.dashboards import browser
+from tests.specdec_core.cost.examples import constant_profile, fitted_profile
 
 FIGURES = {"frontier", "speedups", "time"}
 
@@ -140,16 +140,17 @@ def test_a_replayed_sweep_says_what_that_saved(replayed):
     assert "1 had other counts than the replay" in " ".join(caveats(replayed))
 
 
-def test_a_ranking_for_other_hardware_says_that_it_was_not_timed(replayed, folder):
+def test_a_ranking_for_another_machine_says_that_it_was_not_timed(replayed, folder):
     replayed.hardware = "two A100"
-    replayed.profile = Hardware(
-        name="two A100", target={"speculative": 0.112, "alone": 0.108}, drafts={"*": 0.0234}
-    ).profile(["draft"])
+    replayed.profile = constant_profile(0.112, 0.0234, autoregressive_forward=0.108)
     replayed.timings, replayed.autoregressive = [], None
     assert drawn_in(write_report(replayed, folder)) == FIGURES
     assert headline(replayed).endswith("as fast as autoregressive decoding on two A100")
     assert "estimated" in headline(replayed)
-    assert "all speedups are estimates" in " ".join(caveats(replayed))
+    said = "all speedups are estimates, in which a forward takes the same time"
+    assert said in " ".join(caveats(replayed))
+    replayed.profile = fitted_profile()
+    assert said not in " ".join(caveats(replayed))
 
 
 def test_plotly_is_inlined_once_and_nothing_is_linked(page):

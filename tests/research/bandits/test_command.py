@@ -13,25 +13,24 @@ from specdec_core.config import load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.recordings.find import FINISHED
-from tests.commands import assert_refused, assert_shown, prompts_file
+from tests.commands import assert_refused, assert_shown, far_profile, prompts_file
 from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
 from tests.specdec_core.recordings.recorded import recorded
 
 ARMS = [1, 4, {"kind": "prompt_lookup"}]
-HARDWARE = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
 
 
 @pytest.fixture
 def home(home, tiny_spec):
-    """A workspace with a plan, prompts and a hardware file."""
+    """A workspace with a plan, prompts and another machine's profile."""
     plan = {
         "pair": tiny_spec.model_dump(mode="json"),
         "arms": ARMS,
         "bandits": [{}, {"rule": "exp3"}, {"reward": "time"}],
     }
     (home / "plan.yaml").write_text(yaml.safe_dump(plan))
-    (home / "h.yaml").write_text(json.dumps(HARDWARE))
+    far_profile(home, 0.1, 0.01)
     for name in ("a", "b"):
         prompts_file(home, (f"{name} {i} = {i}" for i in range(3)), name)
     return home
@@ -82,18 +81,18 @@ def test_prompts_of_several_sets_are_decoded_in_turn(compared, home):
         assert sum(build_bandit(named).rounds) > 0
 
 
-def test_a_recording_is_replayed_with_the_times_of_other_hardware(compared, home, tiny_pair):
+def test_a_recording_is_replayed_with_another_machines_times(compared, home, tiny_pair):
     folder = home / "traces" / "known"
     recorded(tiny_pair, REQUESTS, folder)
     (folder / FINISHED).touch()
-    done = compared("--traces", folder, "--hardware", home / "h.yaml")
+    done = compared("--traces", folder, "--profile", home / "far.yaml")
     assert_shown(done, "replayed, 4 prompts", "far away")
     table = pd.read_csv(home / "bandits" / "plan-known" / "table.csv").set_index("name")
     assert table.loc["autoregressive", "tokens_per_second"] == pytest.approx(10)
     k4 = table.loc["draft, K=4"]
     assert k4["tokens_per_second"] < k4["mat"] / 0.1
     # by --traces alone nothing is decoded, and the recording is also found by its name
-    again = compared("--traces", "known", "--hardware", home / "h.yaml")
+    again = compared("--traces", "known", "--profile", home / "far.yaml")
     assert_shown(again)
     first, second = (
         [line for line in each.stdout.splitlines() if "UCB of" in line] for each in (done, again)
@@ -106,8 +105,7 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(compared, home
     [
         (["--traces", "x", "--prompts", "y"], "replays its own prompts"),
         (["--traces", "x", "--slots", "2"], "replays its own prompts"),
-        (["--hardware", "h.yaml"], "give --traces too"),
-        (["--traces", "x", "--hardware", "h", "--profile", "p"], "give one"),
+        (["--profile", "h.yaml"], "give --traces too"),
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2(compared, home, arguments, message):

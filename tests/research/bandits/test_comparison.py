@@ -6,11 +6,11 @@ import pytest
 from research.bandits.comparison import ArmsPlan, race, replay_all
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, parse
-from specdec_core.cost import Hardware
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.engine import Engine
 from specdec_core.recordings.replay import Replay
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.recordings.recorded import recorded
 
 PLAN = parse(
@@ -95,7 +95,7 @@ def test_turns_of_several_prompts_are_decoded_together(tiny_pair):
 
 def test_replayed_rounds_are_the_decoded_ones(raced, tiny_pair, tmp_path):
     recording = recorded(tiny_pair, REQUESTS, tmp_path)
-    profile = Hardware(name="other", target=0.1, drafts={"*": 0.01}).profile(["draft"])
+    profile = constant_profile(0.1, 0.01)
     replayed = replay_all(Replay(recording, profile=profile), PLAN, profile)
     assert replayed.modelled
     for ours, theirs in zip(replayed.entrants, raced.entrants, strict=True):

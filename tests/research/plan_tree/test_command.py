@@ -1,6 +1,5 @@
 """`specdec lab plan-tree` plans on a recording what replay confirms, and refuses what it cannot."""
 
-import json
 import shutil
 
 import pandas as pd
@@ -9,13 +8,13 @@ import pytest
 from research.plan_tree import __main__ as plan_tree
 from research.plan_tree.comparison import GRID, PLANNED, compare_trees
 from specdec_core.config import Configuration, Sampling, load_yaml
-from specdec_core.cost import load_hardware
+from specdec_core.cost import Profile
 from specdec_core.engine import Engine, Request
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.tokens.statistics import Counts
-from tests.commands import ROOT, assert_refused, assert_shown, prompts_file
+from tests.commands import ROOT, assert_refused, assert_shown, far_profile, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.registered import runs_in
 
@@ -25,11 +24,10 @@ SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling
 
 @pytest.fixture(scope="module")
 def home(empty_store, tiny_pair, tmp_path_factory):
-    """A workspace with a greedy recording, one of sampling, and a hardware file."""
+    """A workspace with a greedy recording, one of sampling, and another machine's profile."""
     home = tmp_path_factory.mktemp("home")
     shutil.copy(empty_store, home / "mlflow.db")
-    hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
-    (home / "h.yaml").write_text(json.dumps(hardware))
+    far_profile(home, 0.1, 0.01)
     prompts = prompts_file(home, TEXTS, "texts")
     for name, sampling in SAMPLINGS.items():
         record_prompts(tiny_pair, prompts, home / "traces" / name, 24, sampling)
@@ -39,7 +37,7 @@ def home(empty_store, tiny_pair, tmp_path_factory):
 @pytest.fixture(scope="module")
 def comparison(home):
     replay = Replay(Recording.open(home / "traces" / "greedy"), hidden=False)
-    profile = load_hardware(home / "h.yaml").profile(["draft"])
+    profile = Profile.load(home / "far.yaml").of(["draft"])
     return compare_trees(replay, profile, nodes=12, depth=4)
 
 
@@ -70,7 +68,7 @@ def test_the_proposed_tree_decodes_as_it_was_replayed(home, comparison, tiny_pai
 
 
 def test_a_command_leaves_tables_figures_and_a_run(command, home):
-    arguments = ("--budget", 10, "--depth", 4, "--hardware", home / "h.yaml", "--name", "own")
+    arguments = ("--budget", 10, "--depth", 4, "--profile", home / "far.yaml", "--name", "own")
     done = command(plan_tree.main, home, "--traces", "greedy", *arguments)
     assert_shown(done, "planned", "k-configurations", "far away")
     folder = home / "trees" / "own"

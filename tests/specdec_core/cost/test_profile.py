@@ -8,7 +8,7 @@ import pytest
 import jobs
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.cost import ForwardCost, Measurement, Profile, load_hardware
+from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import counts, truth
 from tests.specdec_core.kinds import configured, drafter, policy
@@ -91,70 +91,68 @@ class TestProfile:
     def test_saved_profile_is_read_back_equal(self, profile, tmp_path):
         assert Profile.load(profile.save(tmp_path / "profile.json")) == profile
 
-    @pytest.mark.parametrize("text", [None, "{", '{"target": 3}'])
-    def test_missing_or_broken_profile_is_one_line(self, text, tmp_path):
-        path = tmp_path / "profile.json"
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(UserError, match=r"profile\.json: (no such|not a) profile") as caught:
-            Profile.load(path)
-        assert "\n" not in str(caught.value)
+    def test_a_pairs_profile_has_its_drafts_in_its_order(self, profile):
+        several = profile.model_copy(update={"drafts": {"a": profile.target, **profile.drafts}})
+        assert list(several.of(["small", "a"]).drafts) == ["small", "a"]
+        assert several.of(["small", "b"]).drafts == profile.drafts
+        several.check(["small", "a"], "p")
+        with pytest.raises(UserError, match=r"p: no forward time of draft 'b' \(it has: a, small"):
+            several.check(["small", "b"], "p")
 
     def test_unknown_draft_is_named(self, profile):
         with pytest.raises(ValueError, match=r"'big'.*small"):
             profile.t_draft("big")
 
 
-SHIPPED = sorted((Path(jobs.__file__).parent / "hardware").glob("*.yaml"))
+SHIPPED = sorted((Path(jobs.__file__).parent / "profiles").glob("*.yaml"))
 
 GOOD = """
-name: a machine
-target: {speculative: 0.2, alone: 0.1}
-drafts: {small: 0.01, "*": 0.05}
+device: a machine
+target: 0.2
+autoregressive_forward: 1e-1
+drafts: {small: 0.01, "*": 5e-2}
 """
 
 
 def write(folder, text):
-    path = folder / "h.yaml"
+    path = folder / "p.yaml"
     path.write_text(text)
     return path
 
 
 @pytest.fixture
-def hardware(tmp_path):
-    return load_hardware(write(tmp_path, GOOD))
+def figures(tmp_path):
+    return Profile.load(write(tmp_path, GOOD))
 
 
 @pytest.fixture
 def llama():
     path = next(path for path in SHIPPED if path.name == "llama2-7b-70b-2xA100.yaml")
-    return load_hardware(path).profile(["draft"])
+    return Profile.load(path).of(["draft"])
 
 
-class TestProfileOfHardware:
-    def test_rounds_cost_their_own_forwards_and_the_baseline_the_stand_alone_one(self, hardware):
-        profile = hardware.profile(["small"])
+class TestProfileOfAFewFigures:
+    def test_rounds_cost_their_own_forwards_and_the_baseline_the_stand_alone_one(self, figures):
         c = counts(n_draft=40, n_target=10, n_discarded=12)
-        assert profile.estimate_seconds(c, "small") == pytest.approx(40 * 0.01 + 10 * 0.2)
-        assert profile.autoregressive_seconds(c.n) == pytest.approx(c.n * 0.1)
-        assert profile.speedup(c) == pytest.approx(c.n * 0.1 / 2.4)
+        assert figures.estimate_seconds(c, "small") == pytest.approx(40 * 0.01 + 10 * 0.2)
+        assert figures.autoregressive_seconds(c.n) == pytest.approx(c.n * 0.1)
+        assert figures.speedup(c) == pytest.approx(c.n * 0.1 / 2.4)
 
     def test_decoding_without_a_draft_is_its_own_baseline_and_no_time_depends_on_shape(
-        self, hardware
+        self, figures
     ):
-        profile = hardware.profile(["small"])
-        assert profile.speedup(counts(n_draft=0, n_target=50, n_discarded=0)) == 1
-        assert profile.t_target(1, 10) == profile.t_target(20, 4000) == 0.2
-        assert profile.t_draft("small", 10) == profile.t_draft("small", 4000) == 0.01
+        assert figures.speedup(counts(n_draft=0, n_target=50, n_discarded=0)) == 1
+        assert figures.t_target(1, 10) == figures.t_target(20, 4000) == 0.2
+        assert figures.t_draft("small", 10) == figures.t_draft("small", 4000) == 0.01
 
-    def test_the_star_stands_for_drafts_that_are_not_named(self, hardware):
-        profile = hardware.profile(["other", "small"])
+    def test_the_star_stands_for_drafts_that_are_not_named(self, figures):
+        figures.check(["other", "small"], "p")
+        profile = figures.of(["other", "small"])
         assert (profile.t_draft("other"), profile.t_draft("small")) == (0.05, 0.01)
         assert profile.t_draft() == 0.05  # the pair's first draft
 
     def test_one_target_time_is_both(self, tmp_path):
-        text = "name: m\ntarget: 2e-1\ndrafts: {7: 0.01}\n"
-        profile = load_hardware(write(tmp_path, text)).profile(["7"])
+        profile = Profile.load(write(tmp_path, "{device: m, target: 2e-1, drafts: {}}"))
         assert profile.t_target() == profile.autoregressive_seconds(1) == 0.2
 
 
@@ -162,36 +160,31 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (("0.2", "-0.2"), "target.speculative: .*greater than 0.*-0.2"),
-            (("0.1}", "0}"), "target.alone: .*greater than 0"),
-            (("0.01", ".nan"), "drafts.small: .*nan"),
-            (("0.05", ".inf"), r"drafts.\*: .*finite"),
-            (("0.05", "5 ms"), r"drafts.\*: .*number.*5 ms"),
-            (('{small: 0.01, "*": 0.05}', "{}"), "drafts: .*at least 1"),
-            (("drafts:", "draft:"), "drafts: .*required; draft: unknown key"),
-            (("alone:", "lone:"), "target.lone: unknown key"),
-            (("{speculative: 0.2, alone: 0.1}", "-1"), "target.*greater than 0.*-1"),
-            (("name: a machine", ""), "name: .*required"),
+            (("0.2", "-0.2"), "target: expected seconds.*greater than 0.*-0.2"),
+            (("0.2", "[]"), "target: .*expected {measurements: …}"),
+            (("1e-1", "0"), "autoregressive_forward: .*greater than 0"),
+            (("1e-1", ".inf"), "autoregressive_forward: .*finite"),
+            (("0.01", ".nan"), "drafts.small: expected seconds.*nan"),
+            (("5e-2", "5 ms"), r"drafts.\*: expected seconds.*5 ms"),
+            (("drafts:", "draft:"), "drafts: .*required; draft: unknown key; did you mean draft"),
+            (("device: a machine", ""), "device: .*required"),
             (("drafts: {", "drafts: {{"), "not valid YAML"),
         ],
     )
     def test_is_one_line_that_names_file_and_key(self, tmp_path, change, message):
         assert change[0] in GOOD
-        with pytest.raises(UserError, match=rf"h\.yaml: .*{message}") as caught:
-            load_hardware(write(tmp_path, GOOD.replace(*change)))
+        with pytest.raises(UserError, match=rf"p\.yaml: .*{message}") as caught:
+            Profile.load(write(tmp_path, GOOD.replace(*change)))
         assert "\n" not in str(caught.value)
 
-    def test_missing_file_and_draft_without_a_time(self, tmp_path):
-        with pytest.raises(UserError, match=r"h\.yaml: no such file"):
-            load_hardware(tmp_path / "h.yaml")
-        hardware = load_hardware(write(tmp_path, GOOD.replace(', "*": 0.05', "")))
-        with pytest.raises(UserError, match=r"h\.yaml: drafts\.big: no time .*small"):
-            hardware.profile(["small", "big"])
+    def test_a_missing_file_is_named(self, tmp_path):
+        with pytest.raises(UserError, match=r"p\.yaml: no such file"):
+            Profile.load(tmp_path / "p.yaml")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_files_can_be_read(path):
-    assert load_hardware(path).profile(["draft"]).speedup(counts(40, 10, 12)) > 0
+    assert Profile.load(path).of(["draft"]).speedup(counts(40, 10, 12)) > 0
 
 
 class TestLlama2OnTwoA100:

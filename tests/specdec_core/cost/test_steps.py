@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.cost import ForwardCost, Hardware, Measurement
+from specdec_core.cost import ForwardCost, Measurement
 from specdec_core.cost.fitting import nonnegative_least_squares
 from specdec_core.cost.forward import FEW, ForwardTerms, Work
 from specdec_core.cost.steps import StepTimes
-from tests.specdec_core.cost.examples import measure, profile_of, truth
+from tests.specdec_core.cost.examples import constant_profile, measure, profile_of, truth
 
 TRUE = ForwardTerms(
     fixed=8e-3,
@@ -76,9 +76,8 @@ def test_a_profile_tells_step_times():
     assert (times.per_step, times.per_row) == pytest.approx((9e-4, 1e-4))
 
 
-def test_another_machines_forward_times_are_constant():
-    hardware = {"name": "A100", "target": {"speculative": 0.2, "alone": 0.1}, "drafts": {"*": 0.01}}
-    times = StepTimes.of(Hardware.model_validate(hardware).profile(["small"]))
+def test_constant_forward_times_do_not_depend_on_the_rows():
+    times = StepTimes.of(constant_profile(0.2, 0.01, "small", autoregressive_forward=0.1))
     for rows in (1, 64):
         assert times.target.seconds(Work.of([(5, 300)] * rows)) == pytest.approx(0.2)
         assert times.draft("small").seconds(Work.of([(1, 300)] * rows)) == pytest.approx(0.01)

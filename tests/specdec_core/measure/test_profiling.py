@@ -100,12 +100,12 @@ def known_profile(*drafts):
 def test_a_pairs_times_are_found_again_and_another_pairs_measured(bare_home, tiny_spec):
     kept = known_profile(*tiny_spec.drafts)
     kept.save(workspace_profile(tiny_spec))
-    assert forward_times(tiny_spec, [], None, None) == kept
+    assert forward_times(tiny_spec, [], None) == kept
     other = tiny_spec.model_copy(
         update={"drafts": dict.fromkeys(tiny_spec.drafts, tiny_spec.target)}
     )
-    assert forward_times(other, [], None, None).device != "known"
-    assert forward_times(tiny_spec, [], None, None) == kept
+    assert forward_times(other, [], None).device != "known"
+    assert forward_times(tiny_spec, [], None) == kept
     assert len(list(bare_home.glob("profiles/*.json"))) == 2
 
 
@@ -120,12 +120,12 @@ def test_times_of_a_recorded_pair_are_found_without_its_models(bare_home, tiny_s
     recorded = replace(tiny_pair, spec=pair)
     recording = record(recorded, bare_home / "recorded", 2, fingerprints=prints)
     shutil.rmtree(models)
-    assert forward_times(pair, [], None, None, weights=prints) == kept
+    assert forward_times(pair, [], None, weights=prints) == kept
     with pytest.raises(UserError, match="no such folder"):
-        forward_times(pair, [], None, None)
+        forward_times(pair, [], None)
     content = {"arms": [{"kind": "prompt_lookup"}, {"kind": "suffix"}], "bandits": [{}]}
     plan = parse(ArmsPlan, content, "test").under(pair, recording.header.sampling)
-    assert "known" in replay_recording(recording, plan, None, None, Observer())[1]
+    assert "known" in replay_recording(recording, plan, None, Observer())[1]
 
 
 def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(bare_home, tiny_spec):
@@ -151,4 +151,4 @@ def test_times_of_another_kind_of_machine_are_not_this_ones(bare_home, tiny_spec
 def test_a_file_that_lacks_a_draft_is_refused(bare_home, tiny_spec):
     file = known_profile("other").save(bare_home / "given.json")
     with pytest.raises(UserError, match="no forward time of draft"):
-        forward_times(tiny_spec, [], None, file)
+        forward_times(tiny_spec, [], file)

@@ -7,7 +7,6 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings, Sampling
-from specdec_core.cost import Hardware
 from specdec_core.drafting.policies.heuristic import HeuristicPolicy
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.engine import Engine, Request
@@ -16,6 +15,7 @@ from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.replay import Replay
 from specdec_core.tokens.statistics import Counts
 from tests.conftest import save_random_head
+from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.kinds import NEEDED, configured
 from tests.specdec_core.recordings.recorded import assert_same
 from tests.specdec_core.recordings.recorded import recorded as make_recording
@@ -184,8 +184,7 @@ def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(recorded, short):
     assert not short.can(configuration)
 
     def preferred(draft_seconds):
-        hardware = Hardware(name="made up", target=1.0, drafts={"*": draft_seconds})
-        profile = hardware.profile(["small"])
+        profile = constant_profile(1.0, draft_seconds, "small")
         replay = Replay(short.recording, profile=profile)
         assert replay.can(configuration)
         rounds = replay.run(configuration)

@@ -104,31 +104,33 @@ def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, bare_home
 
 def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path):
     file = tmp_path / "h.yaml"
-    file.write_text('{name: far, target: 0.1, drafts: {"*": 0.02}}')
+    far = {"device": "far", "target": 0.1, "drafts": {"*": 0.02}}
+    file.write_text(yaml.safe_dump(far))
     here = load_plan(write(tmp_path))
-    there = load_plan(write(tmp_path), hardware=str(file))
-    assert there.hardware.target.alone == 0.1
+    there = load_plan(write(tmp_path), profile=str(file))
+    assert there.profile.autoregressive_seconds(1) == 0.1
     assert there.digest("p") != here.digest("p")
-    inline = load_plan(write(tmp_path, hardware=there.hardware.model_dump()))
+    inline = load_plan(write(tmp_path, profile=far))
     assert inline.digest("p") == there.digest("p")
-    file.write_text("{name: far, target: 0.1, drafts: {small: 0.02}}")
-    with pytest.raises(UserError, match="no time given"):
-        load_plan(write(tmp_path), hardware=str(file))
+    file.write_text(there.profile.model_dump_json())  # as `specdec profile` writes it
+    assert load_plan(write(tmp_path), profile=str(file)).digest("p") == there.digest("p")
+    with pytest.raises(UserError, match=r"sweep\.yaml: profile\.target: expected seconds.*-1"):
+        load_plan(write(tmp_path, profile={**far, "target": -1}))
 
 
 def test_lossy_methods_are_allowed_by_name_alone(tmp_path):
     lossy = {"drafter": {"kind": "target_tree", "branching": [2, 2]}}
     exact = {"drafter": {"kind": "target_tree", "branching": [1, 2]}}
-    far = {"name": "far", "target": 0.1, "drafts": {"*": 0.02}}
+    far = {"device": "far", "target": 0.1, "drafts": {"*": 0.02}}
     assert load_plan(write(tmp_path)).allow_lossy == ()
     assert load_plan(write(tmp_path, allow_lossy=["target_tree"])).allow_lossy == ("target_tree",)
     with pytest.raises(UserError, match=r"sweep.yaml: allow_lossy: .*'all'.*target_tree"):
         load_plan(write(tmp_path, allow_lossy=["all"]))
     load_plan(write(tmp_path, search=[lossy]))  # timed, it has autoregressive decoding to lose to
-    load_plan(write(tmp_path, search=[lossy, exact], hardware=far))
-    load_plan(write(tmp_path, search=[lossy], hardware=far, allow_lossy=["target_tree"]))
+    load_plan(write(tmp_path, search=[lossy, exact], profile=far))
+    load_plan(write(tmp_path, search=[lossy], profile=far, allow_lossy=["target_tree"]))
     with pytest.raises(UserError, match=r"only lossy methods.*allow_lossy: \[target_tree\]"):
-        load_plan(write(tmp_path, search=[lossy], hardware=far))
+        load_plan(write(tmp_path, search=[lossy], profile=far))
 
 
 def test_counting_by_replay_or_live_is_the_same_sweep():

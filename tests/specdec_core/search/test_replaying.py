@@ -26,6 +26,7 @@ from tests.commands import sweep_plan
 from tests.conftest import save_random_head
 from tests.jobs.conftest import record_prompts
 from tests.observers import HeardSweep
+from tests.specdec_core.cost.examples import cost_of, profile_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -177,8 +178,9 @@ def test_optuna_is_answered_by_replay_too(recorded, tiny_spec, prompts_file):
 @pytest.mark.long
 def test_another_machine_ranks_without_timing_anything(recorded, tiny_spec, prompts_file):
     def ranked_for(draft_seconds):
-        hardware = {"name": "far", "target": 0.1, "drafts": {"*": draft_seconds}}
-        plan = plan_for(tiny_spec, prompts_file, search=SEARCH[1:-1], hardware=hardware)
+        costs = {"draft": cost_of(draft_seconds)}
+        profile = profile_of(cost_of(0.1), costs, device="far").model_dump()
+        plan = plan_for(tiny_spec, prompts_file, search=SEARCH[1:-1], profile=profile)
         return run_sweep(plan, recorded[0])[0]
 
     cheap, dear = ranked_for(1e-6), ranked_for(10.0)

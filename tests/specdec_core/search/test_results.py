@@ -5,7 +5,7 @@ import pytest
 
 from cluster.sweep.trial import assess, replayed
 from specdec_core.config import PairSpec, RunnerSettings, parse
-from specdec_core.cost import Hardware
+from specdec_core.cost import ForwardCost
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -16,12 +16,13 @@ from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.nearest import estimated
 from specdec_core.search.results import SECONDS
 from specdec_core.tokens.statistics import as_long
+from tests.specdec_core.cost.examples import profile_of
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.recordings.recorded import replay_of
 
 DRAFTS = {"medium": 0.1, "small": 0.001}
-MACHINE = Hardware(name="far", target={"speculative": 0.02, "alone": 0.01}, drafts=DRAFTS)
-PROFILE = MACHINE.profile(list(DRAFTS))
+COSTS = {name: ForwardCost.constant(seconds) for name, seconds in DRAFTS.items()}
+PROFILE = profile_of(ForwardCost.constant(0.02), COSTS, autoregressive_forward=0.01)
 NEW_TOKENS = 24
 
 

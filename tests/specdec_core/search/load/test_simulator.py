@@ -2,7 +2,6 @@
 
 import pytest
 
-from specdec_core.cost import Hardware
 from specdec_core.cost.forward import FEW, ForwardTerms, Work
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
@@ -19,6 +18,7 @@ from specdec_core.search.load.simulator import (
 from specdec_core.search.load.step_costs import State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo, arrival_times
+from tests.specdec_core.cost.examples import constant_profile
 
 T = 0.01
 CONSTANT = StepTimes(target=ForwardTerms(fixed=T), drafts={"draft": ForwardTerms(fixed=T / 10)})
@@ -89,8 +89,7 @@ def test_steps_without_candidates_have_a_time_of_their_own():
 
 
 def test_another_machines_time_alone_is_that_of_steps_without_candidates():
-    machine = {"name": "far", "target": {"speculative": 0.2, "alone": 0.1}, "drafts": {"*": 0.01}}
-    profile = Hardware.model_validate(machine).profile(["draft"])
+    profile = constant_profile(0.2, 0.01, autoregressive_forward=0.1)
     costs = StepTimes.of(profile)
     lookup = FOUR._replace(draft_forwards=0, draft_tokens=0)
     for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
