@@ -54,11 +54,6 @@ def test_a_configuration_is_certified_on_devices_of_a_cluster(
     assert certificate.checks.speed.tokens_per_second > 0
 
 
-def test_asynchronous_drafting_needs_devices(command, tmp_path, tiny_spec):
-    done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, BESIDE))
-    assert_refused(done, "say which, with --cluster")
-
-
 def test_a_lossy_configuration_gets_none(command, tmp_path, tiny_spec):
     done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, LOSSY))
     assert done.returncode == 1

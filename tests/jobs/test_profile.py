@@ -31,20 +31,6 @@ def test_a_pairs_profile_is_shown_and_saved(
     assert list(saved.drafts) == ["noisy"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"engine": "vllm"}, "--cluster has the devices of this library's engine"),
-        ({"draft": ["bundled:smollm2-eagle"]}, "an EAGLE head reads what the target has computed"),
-    ],
-    ids=["a server", "an EAGLE head"],
-)
-def test_what_is_not_profiled_on_a_placement_is_refused(tiny_pair_folders, changes, message):
-    asked = {"target": str(tiny_pair_folders["target"]), "cluster": PLACEMENTS / "local-2.yaml"}
-    with pytest.raises(UserError, match=message):
-        main(**asked, **changes)
-
-
 def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     target, draft = (str(tiny_pair_folders[name]) for name in ("target", "draft"))
     pair = {"target": target, "drafts": {"d": draft}}

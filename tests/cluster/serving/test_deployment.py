@@ -1,7 +1,6 @@
 """A deployment serves what one engine writes, with one replica or several."""
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -128,22 +127,6 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         deployment.check_servable(missing, FOUR)
-
-
-def test_a_port_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with pytest.raises(UserError, match="in use"):
-            deployment.check_port(*server.getsockname())
-        with pytest.raises(UserError, match="cannot listen"):
-            deployment.check_port("no.such.host.invalid", 8000)
-
-
-def test_cores_that_are_not_there_are_refused():
-    deployment.check_cores(())
-    deployment.check_cores((0,))
-    for core in (-1, 4096):
-        with pytest.raises(UserError, match=rf"--cores {core}: the cores are 0 to"):
-            deployment.check_cores((0, core))
 
 
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")

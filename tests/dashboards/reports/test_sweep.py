@@ -208,15 +208,6 @@ def test_the_command_reports_on_the_newest_sweep(swept, tmp_path, monkeypatch, c
     assert "newer/report.html" in capsys.readouterr().out
 
 
-def test_the_command_refuses_what_is_no_sweep_in_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"no sweep\.json in it"):
-        job.main(tmp_path)
-    (tmp_path / "sweep.json").write_text('{"name": "x", "colour": 1}')
-    with pytest.raises(UserError, match="colour: unknown key") as caught:
-        job.main(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_workload_says_what_is_served_and_how_well_the_simulation_does(under_load, folder):
     made = report(under_load)
     assert made.title.startswith("2 ranges of load")
