@@ -2,9 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.options import sizes
 from jobs.profile import main
-from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
 from tests.commands import QUICK, assert_shown, plan_file, printed
 
@@ -39,15 +37,3 @@ def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     out = tmp_path / "deep" / "p.json"
     printed(command(main, tmp_path, "--config", config, "--out", out))
     assert [m.width for m in Profile.load(out).drafts["d"].measurements] == [1, 3]
-
-
-def test_contexts_are_those_that_max_length_leaves_room_for(tiny_pair_folders, tmp_path):
-    options = {"target": str(tiny_pair_folders["target"]), "widths": "1", "contexts": "64"}
-    with pytest.raises(UserError, match=r"context.*64"):
-        main(**options, batches="1", max_length=64, out=tmp_path / "p.json")
-
-
-@pytest.mark.parametrize("text", ["", "1,x", "0,2"])
-def test_sizes_must_be_positive_numbers(text):
-    with pytest.raises(UserError, match=r"--widths .*expected positive numbers as 1,2,4"):
-        sizes(text, "--widths")

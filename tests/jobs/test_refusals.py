@@ -6,9 +6,12 @@ import shlex
 import pytest
 
 from jobs.cli import app
-from tests.commands import assert_refused, config_file, prompts_file
+from specdec_core.servers.table import SERVERS
+from tests.commands import assert_refused, config_file, prompts_file, server_plan
+from tests.own_server import OwnServer
 from tests.specdec_core.kinds import chain
 from tests.specdec_core.training.conftest import recorded_answers
+from tests.word_server import WordServer
 
 DRAFTERS = {
     "alone": None,
@@ -33,6 +36,11 @@ FILES = {
     "broken.jsonl": '{"prompt": "def"}\n{"prompt": \n',
     "old/sweep.json": '{"name": "x", "colour": 1}',
     "placement.yaml": "draft: {devices: 0}",
+    "spilt.yaml": "target: {devices: 2, spilt: heads}",
+    "thirds.yaml": "target: {devices: 3}",
+    "ahead.yaml": "search: [{drafter: {kind: pearl}}]",
+    "recipe.yaml": "sharpnes: 3",
+    "far.yaml": "{name: far away, target: 0.1, drafts: {'*': 0.001}}",
 }
 BENCH = "--config chain.yaml --rows rows.yaml --max-new-tokens 6 --prompts sums.jsonl"
 SERVE = f"bench serve {BENCH}"
@@ -41,6 +49,7 @@ DRAFT, EAGLE = "train draft --out out --recording", "train eagle --out out --rec
 HEAD = "train head --recording"
 CERTIFY, NOWHERE = "certify --config chain.yaml", "http://127.0.0.1:9"
 SERVED, PLACED = "serve --config chain.yaml", "--cluster placement.yaml"
+OWN, WORDS = "sweep --config sweep.yaml --engine own", f"{SERVED} --engine words"
 
 ROWS = [
     ("report nowhere", "nowhere"),
@@ -51,12 +60,27 @@ ROWS = [
     ("sweep --prompts broken.jsonl", "broken.jsonl:2"),
     ("sweep --config none.yaml", "none.yaml: no such file"),
     ("sweep --target ./nowhere", "./nowhere: no such folder"),
+    ("sweep --target bundled:huge", "'huge'; known: target, draft-medium, draft-small, smollm"),
     ("sweep --chat-template always", "bundled:held_out: chat template always: the tokenizer has"),
     ("sweep --max-length 2", r"pair\.runner\.max_length: .* \(got 2\)"),
     ("sweep --trials -3", r"trials: .* \(got -3\)"),
     ("sweep --draft =x", "expected [name=]model"),
     ("sweep --traces nowhere", "nowhere: no such folder, and no recording of that name"),
     ("sweep --traces x --no-replay", "give one"),
+    ("sweep --config sweep.yaml --cluster thirds.yaml", "split evenly among 3 devices"),
+    ("sweep --config ahead.yaml", "--cluster"),
+    (f"sweep --config ahead.yaml {PLACED}", "a placement that has one for the draft"),
+    (
+        "sweep --config ahead.yaml --cluster thirds.yaml --hardware far.yaml",
+        "no other machine's hardware",
+    ),
+    ("sweep --engine none", "--engine none: expected one of "),
+    ("sweep --engine sglang", "--engine sglang: it has no server that this library starts"),
+    ("sweep --profile x.json", "--profile has the step costs of a server"),
+    (f"{OWN} --clients 8", "fewer than the 8 clients"),
+    (f"{OWN} --clients 2,2", "a number of clients is given twice"),
+    (f"{OWN} --no-replay", "--no-replay: not with --engine"),
+    (f"{OWN} --draft x=./nowhere", "./nowhere: no such folder"),
     ("record --mixing 1.5", r"recording: mixing: .* \(got 1\.5\)"),
     ("record --max-length 40", r"prompt stdlib/.* the 40 that the pair holds \(runner\.max_length"),
     ("record --chat-template always", "bundled:train: chat template always: the tokenizer has"),
@@ -68,6 +92,10 @@ ROWS = [
     ("generate x --config chain.yaml --max-new-tokens 1000", "256"),
     ("generate x --config chain.yaml --max-new-tokens 30 --max-length 24", "24"),
     (f"generate x --config pearl.yaml {PLACED}", "a placement that has one for the draft"),
+    ("generate x --config pearl.yaml --cluster spilt.yaml", r"spilt\.yaml: target\.spilt"),
+    ("profile --widths ''", "--widths .*expected positive numbers as 1,2,4"),
+    ("profile --widths 1,x", "--widths 1,x: expected positive numbers as 1,2,4"),
+    ("profile --config sweep.yaml --widths 1 --contexts 64 --max-length 64", "context.*64"),
     (f"profile {PLACED} --engine vllm", "--cluster has the devices of this library's engine"),
     (f"profile {PLACED} --draft bundled:smollm2-eagle", "an EAGLE head reads what the target has"),
     ("capacity --slo ttft=1", "give --rate or --trace, to find how many replicas it needs"),
@@ -103,7 +131,7 @@ ROWS = [
     (f"{SERVE} --clients 8 --requests 4", "--requests 4: fewer than the 8 clients"),
     (f"{SERVE} --clients 4 --requests 4", "6 prompts, but 4 clients need 8"),
     (f"{SERVE} --clients 1 --requests 4 --peers vllm", "make bench-peers"),
-    ("serve", "no champion"),
+    ("serve", "no champion.*`specdec sweep` finds one"),
     ("serve --config none.yaml", "none.yaml: no such file"),
     ("serve --config typo.yaml", "typo.yaml: .*polcy"),
     ("serve --config pair.yaml", "pair.yaml: configuration: Field required"),
@@ -120,6 +148,12 @@ ROWS = [
     (f"{SERVED} --tls-cert none --tls-key none", "--tls-cert none: cannot be read"),
     (f"{SERVED} --cores 0,4096", "--cores 4096: the cores are 0 to"),
     (f"{SERVED} --cores 0 --replicas 2", "not the same number for each of 2 replicas"),
+    (f"{SERVED} --engine sglang", "it has no server that this library starts"),
+    (f"{SERVED} --engine-arguments --enable-lora", "--engine-arguments needs --engine"),
+    (f'{WORDS} --engine-arguments "\'"', "--engine-arguments: no closing"),
+    (f"{WORDS} --engine-arguments --api-key=a", "has a key of ours"),
+    (f"{WORDS} --fresh", "--fresh needs this"),
+    (f"{WORDS} --no-share-prefixes", "--no-share-prefixes needs this"),
     ("serve --config draftless.yaml", "draftless.yaml: .*a draft model, and the pair has none"),
     ("export --config chain.yaml --to tgi", "expected one of vllm"),
     ("export --config other.yaml --to vllm", "the pair has no draft 'x' (it has: draft)"),
@@ -158,6 +192,7 @@ ROWS = [
     (f"{HEAD} answers/0 --kinds specdecpp,t9", "kind: .*t9"),
     (f"{HEAD} answers/0 --depths 1,deep", "--depths 1,deep: expected numbers"),
     (f"{HEAD} answers/0 --w-rej 0", "w_rej: .*greater than 0"),
+    ("lab bundled-pair --smoke --config recipe.yaml", "recipe.yaml: .*sharpnes"),
     ("lab bandits --traces x --prompts y", "replays its own prompts"),
     ("lab bandits --traces x --slots 2", "replays its own prompts"),
     ("lab bandits --hardware h.yaml", "give --traces too"),
@@ -184,6 +219,7 @@ def folder(tiny_pair, tmp_path_factory):
     for name, temperature in (("answers", 0.0), ("warm", 0.7)):
         recorded_answers(tiny_pair, folder / name, 4, 2, [temperature])
     prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")
+    server_plan(folder, tiny_pair.spec, 6)
     return folder
 
 
@@ -193,6 +229,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 ):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
+    for server in (OwnServer(), WordServer()):
+        if server.name in line.split():  # other lines show what is in the table
+            monkeypatch.setitem(SERVERS, server.name, server)
     before = sorted(folder.rglob("*"))
     assert_refused(command(app, tmp_path / "home", *shlex.split(line)), message)
     assert sorted(folder.rglob("*")) == before
