@@ -1,6 +1,5 @@
 """Live runs on a machine whose steps take as long as the test says."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -10,13 +9,12 @@ from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.records import LoadRecord, LoadRun
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load, Workload
-from tests.jobs.conftest import record_prompts
+from tests.specdec_core.recordings.recorded import replay_of
 
 # Verification is nearly free, up to a dozen tokens or always.
 UP_TO_A_DOZEN = StepTimes(
@@ -29,12 +27,8 @@ ALWAYS_FREE = StepTimes(
 
 
 def recorded(pair: Pair, folder: Path, new_tokens: int = 24) -> Replay:
-    """A recording of four prompts."""
-    folder.mkdir(exist_ok=True)
-    prompts = folder / "texts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(4)))
-    record_prompts(pair, prompts, folder / "trace", new_tokens)
-    return Replay(Recording.open(folder / "trace"), hidden=False)
+    """The replay of a recording of four prompts."""
+    return replay_of(pair, [f"x{i} = {i} + " for i in range(4)], folder / "trace", new_tokens)
 
 
 class Machine:

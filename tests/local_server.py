@@ -26,18 +26,24 @@ from specdec_core.servers.process import ServerProcess
 from tests.external_program import ENDS
 
 
-def fleet_of(
+def served_of(
     engine: Engine | EngineProcess,
-    learned: Path | None = None,
     queue: int = QUEUE,
     deployment: Deployment | None = None,
-    operation: Operation = NOT_OPERATED,
-) -> Fleet:
-    """A fleet of one engine."""
+    learned: Path | None = None,
+) -> Served:
+    """An engine behind its loop, as it is deployed."""
     deployment = deployment or Deployment(
         pair=engine.pair.spec, configuration=engine.configuration, learned=learned
     )
-    return Fleet([Served(EngineLoop(engine, queue), deployment)], operation)
+    return Served(EngineLoop(engine, queue), deployment)
+
+
+def fleet_of(
+    engine: Engine | EngineProcess, operation: Operation = NOT_OPERATED, **more: Any
+) -> Fleet:
+    """A fleet of one engine; `more` as above."""
+    return Fleet([served_of(engine, **more)], operation)
 
 
 def service_of(

@@ -1,6 +1,7 @@
 """An observer that keeps what it hears, for tests of long work."""
 
 from specdec_core.base.observer import Observer
+from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import Trial
 
@@ -22,6 +23,16 @@ class Heard(Observer):
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
+
+
+class HeardRecording(Heard, RecordingObserver):
+    """`prompts` and `tokens` are how many were recorded."""
+
+    prompts = tokens = 0
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        self.prompts += prompts
+        self.tokens += tokens
 
 
 class HeardSweep(Heard, SweepObserver):

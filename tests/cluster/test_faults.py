@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from specdec_core.search.results import SweepResult
 from tests.cluster.clusters import running_cluster
 from tests.commands import ROOT, plan_file, prompts_file, wait_until
+from tests.registered import runs_in
 
 CONFIGURATIONS = 16
 TRIAL = "ResourceTrainable"  # what Tune calls a trial that says what it needs
@@ -111,12 +111,10 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(cluster, tiny
     found = [t.configuration.drafter.max_tokens for t in result.trials if t.configuration.drafter]
     assert sorted(found) == lengths
     assert all(trial.counts["requests"] == 12 for trial in result.trials)
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    nested = [run.data.tags["config_id"] for run in runs if "config_id" in run.data.tags]
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    assert len(runs) == 1 + len(nested)
-    assert sorted(nested) == sorted(trial.id for trial in result.trials)
+    _, [parent], nested = runs_in(tmp_path)
+    assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
+    logged = sorted(run.data.tags["config_id"] for run in nested)
+    assert logged == sorted(trial.id for trial in result.trials)
 
 
 CHECK = """

@@ -32,7 +32,6 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import CacheLost
-from specdec_core.search.plan import Plan
 from specdec_core.search.results import SECONDS
 from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
@@ -337,17 +336,3 @@ def test_optuna_searches_windows_of_pearl_on_its_devices(ray_running, tiny_pair,
     assert all(trial.counts["n_drafted"] for trial in searched)  # each had its draft
     assert all(trial.counts["n"] == TOKENS for trial in searched)
     assert any("depends on timing" in caveat for caveat in caveats(result))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "--cluster"),
-        ({"cluster": {"draft": {"devices": 0}}}, "a placement that has one for the draft"),
-        ({"cluster": Placement(), "profile": FAR}, "no other machine's profile"),
-    ],
-    ids=["no devices", "none for the draft", "another machine"],
-)
-def test_a_sweep_that_cannot_time_pearl_is_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        Plan.model_validate({**SWEEP, **changes}).resolve()

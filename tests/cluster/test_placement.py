@@ -36,7 +36,7 @@ from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts
 from tests.cluster import small_devices
 from tests.cluster.clusters import in_a_process
-from tests.commands import QUICK, ROOT, prompts_file, sweep_plan
+from tests.commands import QUICK, ROOT, prompts_file
 from tests.configurations import FOUR
 from tests.specdec_core.kinds import chain
 
@@ -63,13 +63,6 @@ def placement(draft=1, target=1, **more):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_shipped_placements_are_read(file):
     assert Placement.load(file).target.devices >= 1
-
-
-def test_an_unknown_key_is_an_error_that_names_file_and_key(tmp_path):
-    file = tmp_path / "placement.yaml"
-    file.write_text("target: {devices: 2, spilt: heads}\n")
-    with pytest.raises(UserError, match=r"placement\.yaml: target\.spilt"):
-        Placement.load(file)
 
 
 def test_no_two_actors_have_a_core_in_common(ray_running):
@@ -120,14 +113,6 @@ def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running):
     finally:
         placed.remove()
     place(placement(draft=0, target=has)).remove()  # and nothing of the failed one is left behind
-
-
-def test_a_sweep_with_a_split_that_cannot_be_is_refused_before_it_begins(tiny_spec, tmp_path):
-    prompts = prompts_file(tmp_path, ["def main():"])
-    asked = {"search": [{"drafter": {"kind": "suffix"}}], "cluster": placement(target=3)}
-    with pytest.raises(UserError, match="cannot be split evenly among 3 devices"):
-        run_sweep(sweep_plan(tiny_spec, prompts, **asked), tmp_path / "home")
-    assert not (tmp_path / "home").exists()
 
 
 def test_processes_may_take_as_long_to_start_as_their_runtime_environment():

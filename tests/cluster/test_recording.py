@@ -15,17 +15,14 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
-from specdec_core.models.eagle.formats.speculators import EagleCard
-from specdec_core.models.eagle.loading import save_head
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.find import find_recording
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Recording, save_header, shard_file
 from tests.commands import children, prompts_file
-from tests.observers import Heard
-from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.observers import HeardRecording
+from tests.specdec_core.models.eagle.pair_heads import save_head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -33,14 +30,6 @@ pytestmark = pytest.mark.usefixtures("ray_running")
 PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(27)]
 PROMPTS.insert(8, PROMPTS[1])
 PARTS = ("prompts", "drafts/draft", "examples/draft")
-
-
-class HeardRecording(Heard, RecordingObserver):
-    prompts = tokens = 0
-
-    def recorded(self, prompts, tokens):
-        self.prompts += prompts
-        self.tokens += tokens
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +86,7 @@ def test_shards_hold_what_one_process_records_and_a_text_that_comes_twice_once(r
 
 
 def test_a_heads_recording_is_whole_without_examples(plan, tiny_pair, tmp_path):
-    save_head(
-        head_of(tiny_pair, feature_layers=(1,)),
-        tmp_path / "head",
-        EagleCard(
-            target=tiny_pair.spec.target, target_fingerprint=tiny_pair.fingerprints["target"]
-        ),
-    )
+    save_head_of(tiny_pair, tmp_path / "head", feature_layers=(1,))
     pair = plan.pair.model_copy(update={"drafts": {"eagle": str(tmp_path / "head")}})
     prompts = plan.prompts.model_copy(update={"limit": 3})
     wanted = plan.model_copy(update={"pair": pair, "prompts": prompts})

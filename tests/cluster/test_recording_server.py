@@ -30,14 +30,7 @@ from specdec_core.recordings.schema import OF_LOGITS
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.process import running
-from tests.commands import (
-    assert_refused,
-    assert_shown,
-    config_file,
-    far_profile,
-    printed,
-    prompts_file,
-)
+from tests.commands import assert_shown, config_file, far_profile, printed, prompts_file
 from tests.configurations import FOUR
 from tests.local_server import LocalServer, engine_server, fleet_of, server_of
 
@@ -219,7 +212,6 @@ def test_a_text_that_does_not_give_its_tokens_is_refused(tiny_pair):
 
 
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
-SHORT = ["--limit", "1", "--max-new-tokens", "8"]
 CERTIFIED_PROMPTS = [Prompt(text, text) for text in TEXTS]
 
 
@@ -286,20 +278,3 @@ def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair)
     assert server_outputs(speculating, asked, 1, Observer()).greedy
     with pytest.raises(UserError, match="drafts no candidate tokens"):
         server_outputs(plain, asked, 1, Observer())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--against", NOWHERE], "--against needs --server"),
-        (["--dtype", "float32"], "--dtype needs --engine or --server"),
-        (["--engine", "vllm", "--server", NOWHERE], "give it or --server"),
-        (["--engine", "sglang"], "it has no server that this library starts"),
-        (["--server", NOWHERE, "--against", f"{NOWHERE}/v1"], "this is --server"),
-        (["--server", NOWHERE, *SHORT], f"{NOWHERE}: does not answer"),
-    ],
-)
-def test_wrong_options_are_refused(command, tmp_path, tiny_spec, options, message):
-    chosen = config.PairConfiguration(pair=tiny_spec, configuration=FOUR)
-    done = command(certify.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)
-    assert_refused(done, message)

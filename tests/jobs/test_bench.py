@@ -141,12 +141,6 @@ def test_a_mode_that_does_not_start_leaves_the_others_in(tiny_pair, monkeypatch)
         pass
 
 
-def test_lossy_rows_are_refused():
-    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 1]}}
-    with pytest.raises(UserError, match="is lossy"):
-        BenchPlan(rows=(lossy,)).configurations()
-
-
 def test_the_rows_hold_for_any_pair():
     plan = BenchPlan.load(ROWS)
     drafts = {c.draft for c in plan.configurations()}

@@ -114,17 +114,3 @@ def test_limits_out_of_reach_are_one_clear_line(simulated):
     lines = printed(simulated("--traces", "some", "--rate", 5, "--slo", "ttft=0.001"))
     assert "ttft ≤ 0.001 s cannot be kept for 95% of the requests with any number of" in lines
     assert "alone on a replica, 0% keep it (95th percentile: ttft" in lines
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--slo", "ttft=1"], "give --rate or --trace, to find how many replicas it needs"),
-        (["--slo", "fast", "--rate", 1], "--slo fast: expected limits in seconds"),
-        (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
-        (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, simulated):
-    # What is refused is refused before anything is simulated.
-    assert_refused(simulated("--traces", "some", *arguments), message)

@@ -29,34 +29,23 @@ def never_slower(monkeypatch):
     monkeypatch.setattr(LiveSpeed, "passed", True)
 
 
-def test_a_certificate_is_written(command, tmp_path, tiny_spec):
-    done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, FOUR))
-    assert "0 differ" in printed(done)
-    certificate = find_certificate(tiny_spec, FOUR)
-    assert certificate.prompts.count == 3
-    assert certificate.checks.speed.ratio > 0
-    assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
-
-
 @pytest.mark.parametrize(
     ("configuration", "placement"),
-    [(BESIDE, "local-2.yaml"), (FOUR, "local-shards-2.yaml")],
-    ids=["asynchronous", "split"],
+    [(FOUR, None), (BESIDE, "local-2.yaml"), (FOUR, "local-shards-2.yaml")],
+    ids=["here", "asynchronous", "split"],
 )
-def test_a_configuration_is_certified_on_devices_of_a_cluster(
+def test_a_certificate_is_written_here_and_on_devices_of_a_cluster(
     command, tmp_path, tiny_spec, ray_running, configuration, placement
 ):
     options = given(tmp_path, tiny_spec, configuration)
-    done = command(certify.main, tmp_path, *options, "--cluster", PLACEMENTS / placement)
-    assert "0 differ" in printed(done)
+    devices = ["--cluster", PLACEMENTS / placement] if placement else []
+    assert "0 differ" in printed(command(certify.main, tmp_path, *options, *devices))
     certificate = find_certificate(tiny_spec, configuration)
+    assert certificate.prompts.count == 3
     assert certificate.checks.sampled.tokens > 0
+    assert certificate.checks.speed.ratio > 0
     assert certificate.checks.speed.tokens_per_second > 0
-
-
-def test_asynchronous_drafting_needs_devices(command, tmp_path, tiny_spec):
-    done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, BESIDE))
-    assert_refused(done, "say which, with --cluster")
+    assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
 
 
 def test_a_lossy_configuration_gets_none(command, tmp_path, tiny_spec):

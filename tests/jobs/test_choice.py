@@ -27,17 +27,11 @@ def test_a_file_comes_before_an_id_of_its_name(swept, tmp_path):
     assert source == str(file)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("00ff00ff", "--config 00ff00ff: no such file, and as the beginning of an id: no config"),
-        ("missing.yaml", "missing.yaml: no such file"),
-    ],
-)
-def test_what_is_neither_is_said_in_one_line(swept, given, message):
+def test_what_is_neither_is_said_in_one_line(swept):
     with pytest.raises(UserError) as raised:
-        choose(Path(given))
-    assert str(raised.value).startswith(message)
+        choose(Path("00ff00ff"))
+    line = "--config 00ff00ff: no such file, and as the beginning of an id: no config"
+    assert str(raised.value).startswith(line)
     assert "\n" not in str(raised.value)
 
 

@@ -10,8 +10,6 @@ import yaml
 
 from jobs import export
 from specdec_core.config import PairConfiguration, PairSpec, Sampling
-from specdec_core.models.eagle.formats.speculators import EagleCard
-from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.find import latest_recording
@@ -23,7 +21,7 @@ from tests.commands import assert_refused, config_file, far_profile, printed, pr
 from tests.jobs.conftest import record_prompts
 from tests.peers import vllm_installed
 from tests.specdec_core.cost.examples import constant_profile
-from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.eagle.pair_heads import save_head_of
 
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
 SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
@@ -192,7 +190,7 @@ def read_by_vllm(pair, folders, *shown):
 @vllm_installed
 def test_vllm_reads_lookups_and_heads(exported, tmp_path):
     pair = load_pair(PairSpec(drafts={}))
-    save_head(head_of(pair), tmp_path / "head", EagleCard(target=pair.spec.target))
+    save_head_of(pair, tmp_path / "head")
     spec = pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
     drafters: dict[str, dict] = {"ngram 5 2 4 1.0 24": LOOKUP, "eagle3 3 0 0 1.0 24": CHAIN}
     if has_suffix():
@@ -239,8 +237,7 @@ def test_an_earlier_export_leaves_nothing_behind(exported, tmp_path):
 
 def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(exporting, tiny_pair, tmp_path):
     """An EAGLE head beside them is not in the way."""
-    card = EagleCard(target=tiny_pair.spec.target)
-    save_head(head_of(tiny_pair), tmp_path / "head", card)
+    save_head_of(tiny_pair, tmp_path / "head")
     drafts = {"a head": str(tmp_path / "head"), **tiny_pair.spec.drafts}
     spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
     plugged = ("--to", "vllm", "--plugin", "--out", tmp_path)

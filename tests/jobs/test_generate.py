@@ -6,7 +6,7 @@ import pytest
 
 from jobs import generate
 from specdec_core.engine import Engine, Request
-from tests.commands import assert_refused, config_file
+from tests.commands import config_file
 
 
 @pytest.fixture
@@ -69,15 +69,6 @@ def test_a_target_alone_answers_a_message_by_its_chat_template(
     assert "suffix" in done.stdout
     answer, text = done.stdout.split("■")[0], alone("def Why?:").stdout.split("■")[0]
     assert answer.split("Why?\n\n")[1] == text.split("def Why?:")[1]
-
-
-def test_a_placement_without_a_device_for_the_draft_is_refused(
-    command, ray_running, tiny_spec, tmp_path
-):
-    config, placement = config_file(tmp_path, tiny_spec, {"kind": "pearl"}), tmp_path / "p.yaml"
-    placement.write_text("draft: {devices: 0}")
-    done = command(generate.main, tmp_path, "x", "--config", config, "--cluster", placement)
-    assert_refused(done, "a placement that has one for the draft")
 
 
 def test_models_may_be_on_devices_of_a_cluster(command, ray_running, tiny_pair, tmp_path):

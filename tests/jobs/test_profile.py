@@ -2,9 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.options import sizes
 from jobs.profile import main
-from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
 from tests.commands import QUICK, assert_shown, plan_file, printed
 
@@ -31,25 +29,6 @@ def test_a_pairs_profile_is_shown_and_saved(
     assert list(saved.drafts) == ["noisy"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"engine": "vllm"}, "--cluster has the devices of this library's engine"),
-        ({"draft": ["bundled:smollm2-eagle"]}, "an EAGLE head reads what the target has computed"),
-    ],
-    ids=["a server", "an EAGLE head"],
-)
-def test_what_is_not_profiled_on_a_placement_is_refused(tiny_pair_folders, changes, message):
-    asked = {"target": str(tiny_pair_folders["target"]), "cluster": PLACEMENTS / "local-2.yaml"}
-    with pytest.raises(UserError, match=message):
-        main(**asked, **changes)
-
-
-def test_a_server_whose_steps_are_not_timed_is_refused():
-    with pytest.raises(UserError, match="--engine sglang: this library does not time its steps"):
-        main(engine="sglang")
-
-
 def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     target, draft = (str(tiny_pair_folders[name]) for name in ("target", "draft"))
     pair = {"target": target, "drafts": {"d": draft}}
@@ -58,15 +37,3 @@ def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     out = tmp_path / "deep" / "p.json"
     printed(command(main, tmp_path, "--config", config, "--out", out))
     assert [m.width for m in Profile.load(out).drafts["d"].measurements] == [1, 3]
-
-
-def test_contexts_are_those_that_max_length_leaves_room_for(tiny_pair_folders, tmp_path):
-    options = {"target": str(tiny_pair_folders["target"]), "widths": "1", "contexts": "64"}
-    with pytest.raises(UserError, match=r"context.*64"):
-        main(**options, batches="1", max_length=64, out=tmp_path / "p.json")
-
-
-@pytest.mark.parametrize("text", ["", "1,x", "0,2"])
-def test_sizes_must_be_positive_numbers(text):
-    with pytest.raises(UserError, match=r"--widths .*expected positive numbers as 1,2,4"):
-        sizes(text, "--widths")

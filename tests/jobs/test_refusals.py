@@ -6,9 +6,12 @@ import shlex
 import pytest
 
 from jobs.cli import app
-from tests.commands import assert_refused, config_file, prompts_file
+from specdec_core.servers.table import SERVERS
+from tests.commands import assert_refused, config_file, prompts_file, server_plan
+from tests.own_server import OwnServer
 from tests.specdec_core.kinds import chain
 from tests.specdec_core.training.conftest import recorded_answers
+from tests.word_server import WordServer
 
 DRAFTERS = {
     "alone": None,
@@ -18,9 +21,11 @@ DRAFTERS = {
     "tree": {"kind": "tree"},
     "lossy": {"kind": "target_tree", "branching": [2, 1]},
     "headed": chain("specdecpp", head="gone", threshold=0.5),
+    "pearl": {"kind": "pearl"},
 }
 FILES = {
     "rows.yaml": "rows: []",
+    "lossy_rows.yaml": "rows: [{drafter: {kind: target_tree, branching: [2, 1]}}]",
     "unknown.yaml": "search: [{drafter: {kind: draft_model, policy: {kind: svip, thresold: 1}}}]",
     "typo.yaml": "configuration: {drafter: {kind: draft_model, polcy: {}}}",
     "pair.yaml": "pair: {}",
@@ -29,39 +34,90 @@ FILES = {
     "tiny.yaml": "configuration: {drafter: {kind: draft_model, draft: tiny}}",
     "draftless.yaml": "{pair: {target: x}, configuration: {drafter: {kind: draft_model}}}",
     "broken.jsonl": '{"prompt": "def"}\n{"prompt": \n',
+    "old/sweep.json": '{"name": "x", "colour": 1}',
+    "placement.yaml": "draft: {devices: 0}",
+    "spilt.yaml": "target: {devices: 2, spilt: heads}",
+    "thirds.yaml": "target: {devices: 3}",
+    "ahead.yaml": "search: [{drafter: {kind: pearl}}]",
+    "recipe.yaml": "sharpnes: 3",
+    "far.yaml": "{device: far away, target: 0.1, drafts: {'*': 0.001}}",
 }
 BENCH = "--config chain.yaml --rows rows.yaml --max-new-tokens 6 --prompts sums.jsonl"
 SERVE = f"bench serve {BENCH}"
 OFFLINE = f"bench offline {BENCH} --peers none"
 DRAFT, EAGLE = "train draft --out out --recording", "train eagle --out out --recording"
+HEAD = "train head --recording"
+CERTIFY, NOWHERE = "certify --config chain.yaml", "http://127.0.0.1:9"
+SERVED, PLACED = "serve --config chain.yaml", "--cluster placement.yaml"
+OWN, WORDS = "sweep --config sweep.yaml --engine own", f"{SERVED} --engine words"
 
 ROWS = [
     ("report nowhere", "nowhere"),
+    ("report .", r"no sweep\.json in it"),
+    ("report old", "colour: unknown key"),
     ("demo smollm3", "error: smollm3: unknown; expected one of bundled, smollm2\n"),
     ("sweep --config unknown.yaml", "thresold: unknown key"),
     ("sweep --prompts broken.jsonl", "broken.jsonl:2"),
     ("sweep --config none.yaml", "none.yaml: no such file"),
     ("sweep --target ./nowhere", "./nowhere: no such folder"),
+    ("sweep --target bundled:huge", "'huge'; known: target, draft-medium, draft-small, smollm"),
     ("sweep --chat-template always", "bundled:held_out: chat template always: the tokenizer has"),
     ("sweep --max-length 2", r"pair\.runner\.max_length: .* \(got 2\)"),
     ("sweep --trials -3", r"trials: .* \(got -3\)"),
     ("sweep --draft =x", "expected [name=]model"),
     ("sweep --traces nowhere", "nowhere: no such folder, and no recording of that name"),
     ("sweep --traces x --no-replay", "give one"),
+    ("sweep --config sweep.yaml --cluster thirds.yaml", "split evenly among 3 devices"),
+    ("sweep --config ahead.yaml", "--cluster"),
+    (f"sweep --config ahead.yaml {PLACED}", "a placement that has one for the draft"),
+    (
+        "sweep --config ahead.yaml --cluster thirds.yaml --profile far.yaml",
+        "no other machine's profile",
+    ),
+    ("sweep --engine none", "--engine none: expected one of "),
+    ("sweep --engine sglang", "--engine sglang: it has no server that this library starts"),
+    ("sweep --profile x.json", "x.json: no such file"),
+    (f"{OWN} --clients 8", "fewer than the 8 clients"),
+    (f"{OWN} --clients 2,2", "a number of clients is given twice"),
+    (f"{OWN} --no-replay", "--no-replay: not with --engine"),
+    (f"{OWN} --draft x=./nowhere", "./nowhere: no such folder"),
     ("record --mixing 1.5", r"recording: mixing: .* \(got 1\.5\)"),
     ("record --max-length 40", r"prompt stdlib/.* the 40 that the pair holds \(runner\.max_length"),
     ("record --chat-template always", "bundled:train: chat template always: the tokenizer has"),
     ("record --chat-template chatml.jinja", "chatml.jinja: no such file; a chat template is"),
     ("record --clients 4", "--server-model and --clients go with --server"),
-    ("record --server http://127.0.0.1:9", "http://127.0.0.1:9: does not answer: "),
+    (f"record --server {NOWHERE}", f"{NOWHERE}: does not answer: "),
     ("generate x --config chain.yaml --target .", "leave out --target"),
     ("generate '' --config chain.yaml", "error: the prompt is empty"),
     ("generate x --config chain.yaml --max-new-tokens 1000", "256"),
     ("generate x --config chain.yaml --max-new-tokens 30 --max-length 24", "24"),
+    (f"generate x --config pearl.yaml {PLACED}", "a placement that has one for the draft"),
+    ("generate x --config pearl.yaml --cluster spilt.yaml", r"spilt\.yaml: target\.spilt"),
+    ("profile --widths ''", "--widths .*expected positive numbers as 1,2,4"),
+    ("profile --widths 1,x", "--widths 1,x: expected positive numbers as 1,2,4"),
+    ("profile --config sweep.yaml --widths 1 --contexts 64 --max-length 64", "context.*64"),
+    ("profile --engine sglang", "--engine sglang: this library does not time its steps"),
+    (f"profile {PLACED} --engine vllm", "--cluster has the devices of this library's engine"),
+    (f"profile {PLACED} --draft bundled:smollm2-eagle", "an EAGLE head reads what the target has"),
+    ("capacity --slo ttft=1", "give --rate or --trace, to find how many replicas it needs"),
+    ("capacity --slo fast --rate 1", "--slo fast: expected limits in seconds"),
+    ("capacity --slo ttft=1 --rate 0", "--rate 0: expected requests a second"),
+    ("capacity --slo ttft=1 --rate 1 --share 2", "--share 2: expected a share"),
+    (f"{CERTIFY} --against {NOWHERE}", "--against needs --server"),
+    (f"{CERTIFY} --dtype float32", "--dtype needs --engine or --server"),
+    (f"{CERTIFY} --engine vllm --server {NOWHERE}", "give it or --server"),
+    (f"{CERTIFY} --engine sglang", "starts; possible: llama_cpp, vllm"),
+    (f"{CERTIFY} --server {NOWHERE} --against {NOWHERE}/v1", "this is --server"),
+    (
+        f"{CERTIFY} --server {NOWHERE} --limit 1 --max-new-tokens 8",
+        f"{NOWHERE}: does not answer",
+    ),
+    ("certify --config pearl.yaml --quick --prompts sums.jsonl", "say which, with --cluster"),
     (f"{OFFLINE} --peers llama.cpp", "--peers llama.cpp: expected one of vllm"),
     (f"{OFFLINE} --max-new-tokens 900", "more than the 256 that the pair holds"),
     (f"{OFFLINE} --dtype int8", "pair.runner.target_dtype: "),
     (f"{OFFLINE} --only EAGLE-9", "--only EAGLE-9: no name contains it"),
+    (f"{OFFLINE} --rows lossy_rows.yaml", "is lossy"),
     (f"{OFFLINE} --config headed.yaml", "no head gone.*`specdec train head` makes one"),
     (f"{SERVE} --clients 0", "--clients 0: expected positive numbers as 1,2,4"),
     (f"{SERVE} --clients 4,4", "--clients: a number of clients is given twice"),
@@ -76,7 +132,7 @@ ROWS = [
     (f"{SERVE} --clients 8 --requests 4", "--requests 4: fewer than the 8 clients"),
     (f"{SERVE} --clients 4 --requests 4", "6 prompts, but 4 clients need 8"),
     (f"{SERVE} --clients 1 --requests 4 --peers vllm", "make bench-peers"),
-    ("serve", "no champion"),
+    ("serve", "no champion.*`specdec sweep` finds one"),
     ("serve --config none.yaml", "none.yaml: no such file"),
     ("serve --config typo.yaml", "typo.yaml: .*polcy"),
     ("serve --config pair.yaml", "pair.yaml: configuration: Field required"),
@@ -86,6 +142,19 @@ ROWS = [
         "serve --config tiny.yaml",
         "tiny.yaml: configuration: the pair has no draft 'tiny' (it has: medium, small)",
     ),
+    ("serve --config pearl.yaml", "say which, with --cluster"),
+    (f"{SERVED} --host 0.0.0.0", "--api-key-file .*--no-auth"),
+    (f"{SERVED} --host no.such.host.invalid --no-auth", "cannot listen on no.such.host.invalid:"),
+    (f"{SERVED} --api-key-file none", "none: no such file"),
+    (f"{SERVED} --tls-cert none --tls-key none", "--tls-cert none: cannot be read"),
+    (f"{SERVED} --cores 0,4096", "--cores 4096: the cores are 0 to"),
+    (f"{SERVED} --cores 0 --replicas 2", "not the same number for each of 2 replicas"),
+    (f"{SERVED} --engine sglang", "it has no server that this library starts"),
+    (f"{SERVED} --engine-arguments --enable-lora", "--engine-arguments needs --engine"),
+    (f'{WORDS} --engine-arguments "\'"', "--engine-arguments: no closing"),
+    (f"{WORDS} --engine-arguments --api-key=a", "has a key of ours"),
+    (f"{WORDS} --fresh", "--fresh needs this"),
+    (f"{WORDS} --no-share-prefixes", "--no-share-prefixes needs this"),
     ("serve --config draftless.yaml", "draftless.yaml: .*a draft model, and the pair has none"),
     ("export --config chain.yaml --to tgi", "expected one of vllm"),
     ("export --config other.yaml --to vllm", "the pair has no draft 'x' (it has: draft)"),
@@ -119,6 +188,22 @@ ROWS = [
         )
         for layers in ("1,1,2", "0,1,3")
     ),
+    (f"{HEAD} nowhere", "nowhere: no such folder, and no recording of that name"),
+    (f"{HEAD} answers/0", "recorded without a draft"),
+    (f"{HEAD} answers/0 --kinds specdecpp,t9", "kind: .*t9"),
+    (f"{HEAD} answers/0 --depths 1,deep", "--depths 1,deep: expected numbers"),
+    (f"{HEAD} answers/0 --w-rej 0", "w_rej: .*greater than 0"),
+    ("lab bundled-pair --smoke --config recipe.yaml", "recipe.yaml: .*sharpnes"),
+    ("lab bandits --traces x --prompts y", "replays its own prompts"),
+    ("lab bandits --traces x --slots 2", "replays its own prompts"),
+    ("lab bandits --profile h.yaml", "give --traces too"),
+    ("lab drift --widths 0,2", "--widths 0,2: expected positive numbers"),
+    ("lab drift --widths 9 --branching 9,9", "a tree of 819 nodes, at most 128"),
+    ("lab drift --temperature 0", "expected more than 0"),
+    ("lab drift --temperature nan", "--temperature: value: Input should be a finite number"),
+    ("lab forwards --shape llama-9b", "expected one of llama-8b"),
+    ("lab forwards --shape tiny --dtype int8", "expected bfloat16"),
+    ("lab forwards --rows 0", "--rows 0: expected positive numbers"),
 ]
 
 
@@ -134,6 +219,7 @@ def folder(tiny_pair, tmp_path_factory):
     for name, temperature in (("answers", 0.0), ("warm", 0.7)):
         recorded_answers(tiny_pair, folder / name, 4, 2, [temperature])
     prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")
+    server_plan(folder, tiny_pair.spec, 6)
     return folder
 
 
@@ -143,6 +229,9 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 ):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
+    for server in (OwnServer(), WordServer()):
+        if server.name in line.split():  # other lines show what is in the table
+            monkeypatch.setitem(SERVERS, server.name, server)
     before = sorted(folder.rglob("*"))
     assert_refused(command(app, tmp_path / "home", *shlex.split(line)), message)
     assert sorted(folder.rglob("*")) == before

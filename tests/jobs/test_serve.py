@@ -142,19 +142,6 @@ def test_a_port_in_use_is_one_line(config, refused):
 def test_replicas_that_cannot_be_are_one_line(config, refused):
     line = refused("--config", config, "--replicas", 1000, "--port", free_port())
     assert line.startswith("error: --replicas 1000: the cluster has room for ")
-    line = refused("--config", config, "--replicas", 2, "--cores", "0")
-    assert "not the same number for each of 2 replicas" in line
-
-
-def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
-    line = refused("--config", config, "--host", "0.0.0.0")
-    assert "--api-key-file" in line
-    assert "--no-auth" in line
-    missing = tmp_path / "keys"
-    line = refused("--config", config, "--api-key-file", missing)
-    assert line.startswith(f"error: {missing}: no such file")
-    line = refused("--config", config, "--tls-cert", missing, "--tls-key", missing)
-    assert line.startswith(f"error: --tls-cert {missing}: cannot be read")
 
 
 def test_the_request_to_try_is_a_chat_where_there_is_a_template(chat_spec, tiny_spec, capsys):

@@ -14,7 +14,6 @@ from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.results import SweepResult
 from tests.commands import (
     QUICK,
-    ROOT,
     assert_refused,
     assert_shown,
     far_profile,
@@ -94,39 +93,18 @@ def test_forwards_are_compiled_as_the_option_or_the_file_says(
         assert_refused(done, f"compiled: {expected}")
 
 
-@pytest.fixture
-def with_pearl(tiny_pair, tmp_path):
-    """A sweep file whose configurations draft in turns with the target, and beside it."""
-    prompts = {"source": str(prompts_file(tmp_path, ["def main():"]))}
-    chain = {"kind": "draft_model"}
-    search = [{"drafter": chain}, {"drafter": {"kind": "pearl", "drafter": chain}}]
-    pair = tiny_pair.spec.model_dump(mode="json")
-    plan = {"pair": pair, "prompts": prompts, "max_new_tokens": 16, "search": search}
-    return plan_file(tmp_path, **{**QUICK, "finalists": 2, **plan})
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_devices_that_the_cluster_lacks_are_one_line_before_anything_is_counted(
-    command, ray_running, with_pearl, tmp_path
+    command, ray_running, tiny_spec, tmp_path
 ):
-    placement = tmp_path / "placement.yaml"
+    placement, home = tmp_path / "placement.yaml", tmp_path / "home"
     placement.write_text("device: gpu")
-    home = tmp_path / "home"
-    done = command(sweep.main, home, "--config", with_pearl, "--cluster", placement)
+    prompts = {"source": str(prompts_file(tmp_path, ["def main():"]))}
+    plan = {"pair": tiny_spec.model_dump(mode="json"), "prompts": prompts, "max_new_tokens": 16}
+    config = plan_file(tmp_path, **QUICK, **plan, search=[{"drafter": {"kind": "pearl"}}])
+    done = command(sweep.main, home, "--config", config, "--cluster", placement)
     assert_refused(done, "error: device: gpu, but the cluster has none: ")
     assert not (home / "sweeps").exists()
-
-
-@pytest.mark.long
-def test_a_sweep_on_placed_devices_times_a_draft_beside_the_target(
-    command, ray_running, with_pearl, tmp_path
-):
-    home, placement = tmp_path / "home", ROOT / "cluster" / "local-2.yaml"
-    printed(command(sweep.main, home, "--config", with_pearl, "--cluster", placement))
-    (folder,) = (home / "sweeps").iterdir()
-    result = SweepResult.load(folder)
-    assert any(result.trial(t.config_id).configuration.asynchronous for t in result.timings)
-    assert all(timing.differing_outputs == 0 for timing in result.timings)
 
 
 def test_drafts_are_named_by_the_option_or_by_their_model():

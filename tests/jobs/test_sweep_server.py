@@ -8,20 +8,17 @@ from dashboards.tracking.registry import find_champion
 from jobs import sweep
 from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.servers.table import SERVERS
-from tests.commands import assert_refused, assert_shown, printed, server_plan
+from tests.commands import assert_shown, printed, server_plan
 from tests.own_server import OwnServer
-
-
-@pytest.fixture
-def plan(tiny_spec, tmp_path, monkeypatch):
-    """A plan for the tiny pair, whose server is in the table."""
-    monkeypatch.setitem(SERVERS, "own", OwnServer())
-    return server_plan(tmp_path, tiny_spec, 6)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_running")  # a server's answers are recorded by Ray
-def test_a_server_is_swept_from_its_answers_to_its_champion(plan, command, tmp_path, monkeypatch):
+def test_a_server_is_swept_from_its_answers_to_its_champion(
+    tiny_spec, command, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(SERVERS, "own", OwnServer())
+    plan = server_plan(tmp_path, tiny_spec, 6)
     home, arguments = tmp_path / "home", ["--config", plan, "--engine", "own", "--name", "mine"]
     done = command(sweep.main, home, *arguments)
     assert_shown(done, "1 configurations have no settings in our server: ", "tests.own_server")
@@ -55,21 +52,3 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(plan, command, tmp_p
     (folder / "finished").unlink()
     monkeypatch.setattr(server_sweep, "compare_servers", None)
     printed(command(sweep.main, home, *arguments))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--engine=none"], "--engine none: expected one of "),
-        (["--engine=sglang"], "--engine sglang: it has no server that this library starts"),
-        (["--engine=own", "--clients=8"], "fewer than the 8 clients"),
-        (["--engine=own", "--clients=2,2"], "a number of clients is given twice"),
-        (["--engine=own", "--no-replay"], "--no-replay: not with --engine"),
-        (["--engine=own", "--profile=x.json"], "x.json: no such file"),
-        (["--engine=own", "--draft=x=./nowhere"], "./nowhere: no such folder"),
-    ],
-)
-def test_bad_input_is_one_line(given, message, plan, command, tmp_path):
-    done = command(sweep.main, tmp_path / "home", "--config", plan, *given)
-    assert_refused(done, message)
-    assert not (tmp_path / "home" / "sweeps").exists()

@@ -6,14 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
-from time import monotonic, sleep
+from contextlib import suppress
 
 import httpx
 import pytest
 import yaml
 
 from specdec_core.servers.process import free_port, running
-from tests.commands import ROOT
+from tests.commands import ROOT, wait_until
 from tests.configurations import CHAIN
 from tests.local_server import engine_server
 
@@ -53,15 +53,11 @@ def found(address, query):
 
 
 def wait_for(address, query):
-    end = monotonic() + 60
-    while True:
-        try:
-            if found(address, query):
-                return
-        except httpx.HTTPError:  # it starts, or answers 503 until its store is ready
-            pass
-        assert monotonic() < end, query
-        sleep(0.2)
+    def there():
+        with suppress(httpx.HTTPError):  # it starts, or answers 503 until its store is ready
+            return found(address, query)
+
+    wait_until(there, 60)
 
 
 def queries():

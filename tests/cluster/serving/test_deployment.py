@@ -1,7 +1,6 @@
 """A deployment serves what one engine writes, with one replica or several."""
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,15 +15,13 @@ from cluster.serving import deployment
 from cluster.serving.control import find_server
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Placement, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.config import Placement, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.servers.process import free_port
 from tests.commands import children, wait_until
 from tests.configurations import BANDIT, FOUR, drafting
+from tests.specdec_core.kinds import chain, configured
 
 MODEL = "tiny"
 PROMPT = "def main("
@@ -117,7 +114,7 @@ def test_a_client_that_leaves_frees_its_slots(url):
 
 
 def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
-    beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
+    beside = drafting("pearl")
     with pytest.raises(UserError, match="--cluster"):
         deployment.check_servable(tiny_spec, beside)
     deployment.check_servable(tiny_spec, beside, Placement())
@@ -130,27 +127,9 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
         deployment.check_servable(missing, FOUR)
 
 
-def test_a_port_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with pytest.raises(UserError, match="in use"):
-            deployment.check_port(*server.getsockname())
-        with pytest.raises(UserError, match="cannot listen"):
-            deployment.check_port("no.such.host.invalid", 8000)
-
-
-def test_cores_that_are_not_there_are_refused():
-    deployment.check_cores(())
-    deployment.check_cores((0,))
-    for core in (-1, 4096):
-        with pytest.raises(UserError, match=rf"--cores {core}: the cores are 0 to"):
-            deployment.check_cores((0, core))
-
-
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
-CHAIN = Configuration(
-    drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)), sampling=COUPLED
-)
-LOOKUP = Configuration(drafter=PromptLookupSettings(), sampling=COUPLED)
+CHAIN = configured(chain(max_tokens=4), COUPLED)
+LOOKUP = configured({"kind": "prompt_lookup"}, COUPLED)
 PATH = "/v1/completions"
 LONG = {"max_tokens": 200, "ignore_eos": True}
 # Greedy and coupled requests, with everything that depends on the tokens before.
@@ -236,7 +215,7 @@ def test_a_deployment_reaches_every_replica_and_changes_no_text(replicas_url, ex
     status = health(replicas_url)
     assert (status["configuration"], status["switches"]) == (LOOKUP.id, 1)
     assert {replica["configuration"] for replica in status["replicas"]} == {LOOKUP.id}
-    unknown = Configuration(drafter=DraftModelSettings(draft="nobody"), sampling=COUPLED)
+    unknown = configured({"kind": "draft_model", "draft": "nobody"}, COUPLED)
     with pytest.raises(UserError, match="nobody"):
         server.deploy(deployment.deployment_of(tiny_spec, unknown))
     assert server.roll_back().configuration == CHAIN

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.serving import fleet as fleet_module
 from cluster.serving.canary import Canary
-from cluster.serving.engine_loop import EngineFailed, EngineLoop, QueueFull
+from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.service import Service
@@ -18,17 +18,16 @@ from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import _StreamedAnswer
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from tests.commands import children
-from tests.configurations import BANDIT, FOUR, LOOKUP
+from tests.configurations import BANDIT, FOUR, LOOKUP, drafting
 from tests.conftest import tiny_llama, tiny_tokenizer
-from tests.local_server import service_of
+from tests.local_server import served_of, service_of
 
-UNKNOWN = Configuration(drafter=DraftModelSettings(draft="nobody"))
+UNKNOWN = drafting("draft_model", draft="nobody")
 LIMITS = Limits(4, share_prefixes=True)
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 PROMPTS = ("def main(", "class A:", "import os", "x = 1")
@@ -67,22 +66,14 @@ async def text(stream):
 
 def here(pair, configurations=(FOUR,), operation=NOT_OPERATED, slots=8, queue=128):
     """A fleet of engines in this process, one for each configuration."""
-    return Fleet(
-        [
-            Served(
-                EngineLoop(Engine(pair, each, slots), queue),
-                Deployment(pair=pair.spec, configuration=each),
-            )
-            for each in configurations
-        ],
-        operation,
-    )
+    served = [served_of(Engine(pair, each, slots), queue) for each in configurations]
+    return Fleet(served, operation)
 
 
 async def loaded_here(served, deployment):
     """Instead of :meth:`Served.beside`, in this process."""
     engine = Engine(load_pair(deployment.pair), deployment.configuration, 8)
-    other = Served(EngineLoop(engine, served.loop.queue), deployment)
+    other = served_of(engine, served.loop.queue, deployment)
     other.loop.open()
     return other
 
@@ -246,14 +237,7 @@ async def test_streams_survive_a_killed_engine_and_a_new_configuration(
 async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
     tiny_spec, tiny_pair, expected
 ):
-    served = [
-        Served(
-            EngineLoop(EngineProcess(tiny_spec, FOUR, LIMITS)),
-            Deployment(pair=tiny_spec, configuration=FOUR),
-        )
-        for _ in range(2)
-    ]
-    fleet = Fleet(served)
+    fleet = Fleet([served_of(EngineProcess(tiny_spec, FOUR, LIMITS)) for _ in range(2)])
     async with Service(fleet, "tiny").running():
         await survived(fleet, tiny_pair, expected)
         assert fleet.resumed > 0
@@ -365,9 +349,8 @@ async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair,
 
 def trying(fleet, pair):
     """The challenger LOOKUP gets half of the traffic."""
-    deployment = Deployment(pair=pair.spec, configuration=LOOKUP)
     for replica in fleet.replicas:
-        replica.challenger = Served(EngineLoop(Engine(pair, LOOKUP, 8)), deployment)
+        replica.challenger = served_of(Engine(pair, LOOKUP, 8))
         replica.challenger.loop.open()
     sides = zip(*((r.served, r.challenger) for r in fleet.replicas if r.challenger), strict=True)
     fleet.canary = Canary(*map(list, sides), 0.5)

@@ -14,8 +14,6 @@ from cluster.serving import fleet
 from cluster.serving.canary import COUNTED, PAIRS, Canary, check_comparable
 from cluster.serving.deployment import learned_state
 from cluster.serving.drift import WEEK, Drift
-from cluster.serving.engine_loop import EngineLoop
-from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.bandit.drafter import build_bandit
@@ -24,7 +22,7 @@ from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import CHAIN, LOSSY
-from tests.local_server import service_of
+from tests.local_server import served_of, service_of
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
@@ -103,31 +101,23 @@ async def test_nothing_is_kept_where_nothing_is_learned_across_requests(
     assert learned_state(tiny_spec, configuration) is None
 
 
-def test_each_configuration_is_kept_by_itself_in_the_workspace(tiny_spec, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_each_configuration_is_kept_by_itself_in_the_workspace(tiny_spec, bare_home):
     path = learned_state(tiny_spec, BANDIT)
-    assert path.parent == tmp_path / "bandits"
+    assert path.parent == bare_home / "bandits"
     other = BANDIT.model_copy(update={"drafter": BanditSettings(arms=[1, 2])})
     assert learned_state(tiny_spec, other) != path
     save_state(build_bandit(other.drafter).state(), path)
     with pytest.raises(UserError, match="learned by ucb") as caught:
         learned_state(tiny_spec, BANDIT)
     assert str(path) in str(caught.value)
-    missing = BanditSettings(arms=[1, 2], state=str(tmp_path / "none.json"))
+    missing = BanditSettings(arms=[1, 2], state=str(bare_home / "none.json"))
     with pytest.raises(UserError, match="no saved state can be read"):
         learned_state(tiny_spec, Configuration(drafter=missing))
 
 
 @pytest.fixture(scope="module")
 def sides(tiny_pair):
-    champion, challenger = (
-        Served(
-            EngineLoop(Engine(tiny_pair, configuration)),
-            Deployment(pair=tiny_pair.spec, configuration=configuration),
-        )
-        for configuration in (AUTOREGRESSIVE, CHAIN)
-    )
-    return champion, challenger
+    return [served_of(Engine(tiny_pair, each)) for each in (AUTOREGRESSIVE, CHAIN)]
 
 
 @pytest.fixture(scope="module")

@@ -17,31 +17,25 @@ from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import ShardLost
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.asynchronous_draft import serve
 from specdec_core.drafting.pearl.link import SocketLink
-from specdec_core.drafting.policies.confidence import SvipSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
-from tests.configurations import LOSSY, PEARL
+from tests.configurations import LOSSY, PEARL, drafting
 from tests.specdec_core.drafting.pearl.in_turns import linked
+from tests.specdec_core.kinds import chain, configured
 
 NEW_TOKENS = 24
 PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (4, 9, 21)]
 REQUESTS = [Request(str(i), tuple(p), NEW_TOKENS, seed=i) for i, p in enumerate(PROMPTS)]
 CONFIGURATIONS = {
     "autoregressive": Configuration(),
-    "chain": Configuration(drafter=DraftModelSettings(policy=SvipSettings(threshold=0.7))),
-    "tree": Configuration(drafter=TreeSettings(branching=(3, 2, 1))),
+    "chain": configured(chain("svip", threshold=0.7)),
+    "tree": drafting("tree", branching=(3, 2, 1)),
     "target tree": LOSSY,
-    "sampled chain": Configuration(
-        drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)),
-        sampling=Sampling(temperature=0.8, top_k=20),
-    ),
+    "sampled chain": configured(chain(max_tokens=3), Sampling(temperature=0.8, top_k=20)),
 }
 
 

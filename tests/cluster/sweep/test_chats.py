@@ -10,10 +10,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import shard_file
 from tests.commands import QUICK, sweep_plan
+from tests.observers import HeardRecording
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -25,14 +25,6 @@ RECORDS = [
     {"question_id": 7, "turns": ["Add 0.", "Why?", "So?"]},  # the first one again
 ]
 TURNS = 7 * 3 + 2  # that are recorded
-
-
-class Heard(RecordingObserver):
-    def __init__(self):
-        self.turns = 0
-
-    def recorded(self, prompts, tokens):
-        self.turns += prompts
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +72,14 @@ def test_every_turn_is_recorded_as_every_job_asks_it(recorded, chat_spec, prompt
 @pytest.mark.long
 def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(plan, recorded):
     home, recording = recorded
-    heard = Heard()
+    heard = HeardRecording()
     assert run_recording(plan, home, observer=heard).folder == recording.folder
-    assert heard.turns == 0
+    assert heard.prompts == 0
     file = shard_file(recording.folder, "prompts", 0)  # the conversations and the plain text
     before = file.read_bytes()
     file.unlink()
     run_recording(plan, home, observer=heard)
-    assert (heard.turns, file.read_bytes()) == (TURNS - 1, before)
+    assert (heard.prompts, file.read_bytes()) == (TURNS - 1, before)
 
 
 @pytest.mark.long

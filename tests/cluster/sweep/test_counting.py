@@ -21,6 +21,7 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult
+from tests.observers import HeardSweep
 
 PLAN = Plan.model_validate(
     {
@@ -121,16 +122,11 @@ def test_every_process_counts(ray_running, tmp_path):
 
 def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_running, tmp_path):
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
-    warned: list[str] = []
-
-    class Told(SweepObserver):
-        def warned(self, message):
-            warned.append(message)
-
-    result = count(tmp_path, Told(), DeadlyTrial)
+    heard = HeardSweep()
+    result = count(tmp_path, heard, DeadlyTrial)
     lengths = [getattr(t.configuration.drafter, "max_tokens", 0) for t in result.trials]
     assert sorted(lengths) == [n for n in range(COUNT) if n != DEADLY]
-    [line] = warned
+    [line] = heard.warnings
     assert f"/{DEADLY} failed: " in line
 
 

@@ -13,17 +13,15 @@ from cluster.sweep.server import run_server_sweep, shown_command
 from dashboards.reports.server_sweep import report
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.engine import Request
 from specdec_core.evidence.load.result import LoadRow
-from specdec_core.recordings.find import finish
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.server import ServedMode
 from tests.commands import server_plan
+from tests.jobs.conftest import record_prompts
 from tests.local_server import ending_server, engine_server
 from tests.own_server import OwnServer
 from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import configured
-from tests.specdec_core.recordings.recorded import recorded
 
 
 @pytest.fixture
@@ -33,14 +31,7 @@ def plan(tiny_pair, tmp_path):
     found = load_plan(server_plan(tmp_path, tiny_pair.spec, 12, limit=6))
     given = {"traces": str(folder), "profile": fitted_profile()}
     found = found.model_copy(update=given)
-    chosen = found.prompts.load(tiny_pair.tokenizer)
-    requests = [
-        Request(each.id, tuple(tiny_pair.tokenizer(f"x{n} = {n} +")["input_ids"]), 8, seed=n)
-        for n, each in enumerate(chosen)
-    ]
-    described = found.prompts.described(chosen)
-    recorded(tiny_pair, requests, folder, prompts=described, mixing=0)
-    finish(folder)
+    record_prompts(tiny_pair, tmp_path / "prompts.jsonl", folder, 8, limit=6)
     return found
 
 

@@ -4,14 +4,13 @@ import httpx
 import pytest
 
 from jobs.generate import ORIGINS
-from specdec_core.config import Configuration
-from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.servers.process import running
+from tests.configurations import drafting
 from tests.dashboards import browser
 from tests.local_server import engine_server
 
-CONFIGURATION = Configuration(drafter=TreeSettings(branching=[3, 2, 1]))
+CONFIGURATION = drafting("tree", branching=[3, 2, 1])
 TOKENS = 40
 PROMPT = "def main("
 

@@ -2,13 +2,13 @@
 
 import pandas as pd
 import pytest
-from mlflow import MlflowClient
 
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document, part
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import findings, report, sections
 from specdec_core.evidence.bench.result import BenchResult
+from tests.registered import runs_in
 from tests.specdec_core.evidence.bench.test_result import result_of
 from tests.specdec_core.evidence.bench.test_result import row as row_of
 
@@ -46,13 +46,12 @@ def test_the_report_has_every_row_and_says_who_wins(bench_result, bench_prompts,
 
     prompts = (bench_result.prompts, bench_prompts)
     run_id = log(whole, [folder], prompts=prompts)
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    run = client.get_run(run_id)
+    client, [run], nested = runs_in(home)
+    assert run.info.run_id == run_id
     assert run.info.status == "FINISHED"
     (best, _) = bench_result.leads()
     assert run.data.metrics["over_transformers_T0"] == pytest.approx(best.ratio)
     assert run.inputs.dataset_inputs[0].dataset.digest == "0" * 36
-    nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")
     assert len(nested) == len(bench_result.rows)
     speeds = {run.data.tags["mlflow.runName"]: run.data.metrics for run in nested}
     for row in bench_result.rows:

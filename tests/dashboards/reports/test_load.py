@@ -2,7 +2,6 @@
 
 import pandas as pd
 import pytest
-from mlflow import MlflowClient
 
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document
@@ -10,6 +9,7 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.load import findings, report
 from specdec_core.prompts.prompt_sets import Prompt
 from tests.load_result import REQUESTS, load_result, open_result
+from tests.registered import runs_in
 
 
 def test_the_report_says_who_wins_and_how_it_was_measured():
@@ -62,12 +62,10 @@ def test_it_is_written_and_logged(home):
     assert len(pd.read_csv(folder / "requests.csv")) == 4 * 2 * 2 * REQUESTS
 
     run_id = log(whole, [folder], prompts=(result.prompts, [Prompt("1", "x")]))
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    client, _, nested = runs_in(home)
     history = client.get_metric_history(run_id, "over_vllm")
     assert {metric.step: metric.value for metric in history} == {
         lead.at.clients: pytest.approx(lead.ratio) for lead in result.leads()
     }
-    run = client.get_run(run_id)
-    nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")
     assert {run.data.tags["group"] for run in nested} == {"specdec", "vllm"}
     assert len(nested) == len(result.rows)

@@ -54,10 +54,9 @@ def answers(port):
 
 
 @pytest.fixture
-def port(tmp_path, monkeypatch):
+def port(bare_home, monkeypatch):
     """Where a tracking server is expected, though none is there yet."""
     port = free_port()
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     return port
 

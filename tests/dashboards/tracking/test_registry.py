@@ -242,13 +242,6 @@ def test_a_champion_registered_without_its_head_is_loaded(home, logged, monkeypa
     assert not (home / "heads").exists()
 
 
-def test_no_champion_yet_is_one_line_and_creates_no_store(bare_home):
-    with pytest.raises(UserError, match="`specdec sweep` finds one") as caught:
-        load_champion()
-    assert "\n" not in str(caught.value)
-    assert list(bare_home.iterdir()) == []
-
-
 def test_a_copy_that_ends_half_way_leaves_nothing_to_be_taken_for_whole(tmp_path):
     source, head = tmp_path / "artifact", tmp_path / "heads" / "small"
     source.mkdir()

@@ -13,7 +13,7 @@ from specdec_core.config import load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.recordings.find import FINISHED
-from tests.commands import assert_refused, assert_shown, far_profile, prompts_file
+from tests.commands import assert_shown, far_profile, prompts_file
 from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
 from tests.specdec_core.recordings.recorded import recorded
@@ -98,20 +98,6 @@ def test_a_recording_is_replayed_with_another_machines_times(compared, home, tin
         [line for line in each.stdout.splitlines() if "UCB of" in line] for each in (done, again)
     )
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--traces", "x", "--prompts", "y"], "replays its own prompts"),
-        (["--traces", "x", "--slots", "2"], "replays its own prompts"),
-        (["--profile", "h.yaml"], "give --traces too"),
-    ],
-)
-def test_bad_input_is_one_line_with_exit_code_2(compared, home, arguments, message):
-    done = compared(*arguments)
-    assert_refused(done, message)
-    assert not (home / "bandits").exists()
 
 
 def test_the_plans_that_come_along_are_read():

@@ -1,22 +1,9 @@
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from functools import partial
 
 from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
-from tests.conftest import generated
+from tests.conftest import generated, tiny_llama
 
-
-def tiny(seed):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=1,
-        intermediate_size=32,
-        num_attention_heads=2,
-        eos_token_id=0,
-        initializer_range=0.5,
-    )
-    return LlamaForCausalLM(config).eval()
+tiny = partial(tiny_llama, hidden=16, layers=1, vocab=40)
 
 
 def test_ragged_trajectories_are_what_each_prompt_gives_alone():

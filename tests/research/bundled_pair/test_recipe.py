@@ -101,10 +101,3 @@ def test_phases_of_another_recipe_are_not_gone_on_with(tmp_path):
     with pytest.raises(UserError, match=r"json: begun with other settings \(sharpness\); name"):
         claim(SMOKE.model_copy(update={"sharpness": 3.0}), tmp_path)
     claim(SMOKE, tmp_path)
-
-
-def test_unknown_setting_is_one_line_that_names_it(tmp_path):
-    config = tmp_path / "settings.yaml"
-    config.write_text("sharpnes: 3\n")
-    with pytest.raises(UserError, match="sharpnes"):
-        job.settings_from(True, config)

@@ -1,10 +1,9 @@
 """`specdec lab drift` shows, writes and logs what target-initialised trees change."""
 
 import pandas as pd
-import pytest
 
 from research.drift import __main__ as drift
-from tests.commands import assert_refused, assert_shown, prompts_file
+from tests.commands import assert_shown, prompts_file
 from tests.registered import runs_in
 
 
@@ -32,17 +31,3 @@ def test_drift_is_shown_written_and_logged_by_width(command, tiny_pair_folders, 
     assert {"text.d.width_3.change", "text.autoregressive.log_likelihood"} <= set(run.data.metrics)
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files == {"drift.csv", "drift.md", "drift.html"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--widths", "0,2"), "expected positive numbers"),
-        (("--widths", "9", "--branching", "9,9"), "a tree of 819 nodes, at most 128"),
-        (("--temperature", "0"), "expected more than 0"),
-        (("--temperature", "nan"), "--temperature: value: Input should be a finite number"),
-    ],
-)
-def test_what_is_wrong_is_one_line(command, tmp_path, options, message):
-    done = command(drift.main, tmp_path, *options)
-    assert_refused(done, message)

@@ -1,11 +1,7 @@
 """`specdec lab forwards` times every size, and knows what a forward reads."""
 
-import pytest
-
-from research.forwards import __main__ as forwards
 from research.forwards.timing import bytes_read, random_model, time_shape
 from specdec_core.base.observer import Observer
-from tests.commands import assert_refused
 
 
 def test_each_size_is_timed():
@@ -22,15 +18,3 @@ def test_a_forward_reads_weights_once_and_the_cache_of_each_row():
     weights = 2 * layer + 64 + 64 * 512  # without the input embeddings
     assert bytes_read(model, 1, 0) == 4 * weights
     assert bytes_read(model, 3, 10) - bytes_read(model, 1, 0) == 3 * 10 * 2 * 2 * 2 * 16 * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--shape", "llama-9b"], "expected one of llama-8b"),
-        (["--shape", "tiny", "--dtype", "int8"], "expected bfloat16"),
-        (["--rows", "0"], "--rows 0: expected positive numbers"),
-    ],
-)
-def test_what_cannot_be_timed_is_refused(command, tmp_path, options, said):
-    assert_refused(command(forwards.main, tmp_path, *options), said)

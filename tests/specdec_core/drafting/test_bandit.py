@@ -85,22 +85,6 @@ def test_the_bandit_learns_what_the_rounds_added(tiny_pair):
         assert target <= bandit.seconds[arm] <= whole
 
 
-def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair):
-    """What replay relies on: select for every round but a request's first, update for every such
-    round but its last."""
-    for rule in ("ucb", "exp3", "thompson"):
-        drafter = BanditSettings(rule=rule, arms=MIXED, seed=7)
-        _, generations = decode(tiny_pair, drafter, slots=1)
-        bandit = build_bandit(drafter)
-        for generation in generations:
-            first, *rounds = generation.rounds
-            assert first.arm is None
-            for number, r in enumerate(rounds):
-                assert bandit.select() == r.arm
-                if number < len(rounds) - 1:
-                    bandit.update(r.arm, r.generated)
-
-
 def test_memory_of_a_request_ends_with_it(tiny_pair):
     drafter = BanditSettings(arms=MIXED, memory="request")
     engine, generations = decode(tiny_pair, drafter, slots=2)

@@ -208,7 +208,7 @@ def test_a_state_follows_its_arms(tmp_path):
         build_bandit(BanditSettings(arms=[*arms[:2], 6])).restore(state)
 
 
-def test_settings_build_the_bandit_that_they_describe(tmp_path, monkeypatch):
+def test_settings_build_the_bandit_that_they_describe(bare_home):
     ucb = BanditSettings(arms=[1, 2, {"kind": "prompt_lookup"}], confidence=0.1, exploration=0.3)
     bandit = build_bandit(ucb)
     assert (bandit.confidence, bandit.exploration, bandit.longest) == (0.1, 0.3, 10)
@@ -217,10 +217,9 @@ def test_settings_build_the_bandit_that_they_describe(tmp_path, monkeypatch):
     bandit = build_bandit(exp3)
     assert (bandit.seed, bandit.reward, bandit.longest) == (3, "time", 4)
 
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     play(bandit, [(3, 1.0)] * 9)
-    save_state(bandit.state(), tmp_path / "bandits" / "known.json")
-    for name in ("known", str(tmp_path / "bandits" / "known.json")):
+    save_state(bandit.state(), bare_home / "bandits" / "known.json")
+    for name in ("known", str(bare_home / "bandits" / "known.json")):
         named = exp3.model_copy(update={"state": name})
         assert build_bandit(named).state() == bandit.state()
 

@@ -9,6 +9,7 @@ from research.drift.toy_pair import toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
+from tests.specdec_core.drafting.proofs import proposals
 from tests.specdec_core.fits import fit
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of, taught_head_of
@@ -122,15 +123,9 @@ def test_numbers_of_the_wrong_vocabulary_would_be_found(monkeypatch):
 def test_a_head_proposes_tokens_of_its_own_vocabulary_alone(pair):
     head = pair.drafts[HEAD]
     configuration = configured({"kind": "draft_model", "draft": HEAD}, Sampling(temperature=2.0))
-    engine, proposed = Engine(pair, configuration, 3), set()
-    draft = engine.drafter.propose
-
-    def record(sequences):
-        trees = draft(sequences)
-        proposed.update(token for tree in trees for token in tree.tokens)
-        return trees
-
-    engine.drafter.propose = record
+    engine = Engine(pair, configuration, 3)
+    seen = proposals(engine.drafter)
     engine.generate(requests(48))
+    proposed = {token for own in seen for token in own.tree.tokens}
     assert len(proposed) > 20
     assert proposed <= set(head.proposable.tolist())

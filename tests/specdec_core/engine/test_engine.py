@@ -213,13 +213,8 @@ def test_a_pair_with_different_vocabularies_is_refused_before_loading(tiny_spec,
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_model_folder_is_one_line(tiny_spec, monkeypatch):
+def test_a_name_that_is_no_folder_may_be_a_hub_id(tiny_spec, monkeypatch):
     # Without a network the hub is tried again for 20 seconds.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for name in ("./nowhere", "/nowhere/at/all", "bundled:nothing"):
-        with pytest.raises(UserError, match=r"no such folder|nothing") as error:
-            check_pair(tiny_spec.model_copy(update={"target": name}))
-        assert "\n" not in str(error.value)
-    # It may be a hub id, too.
     with pytest.raises(UserError, match=r"^nofolder: no such folder, and as a hub id: "):
         check_pair(tiny_spec.model_copy(update={"target": "nofolder"}))

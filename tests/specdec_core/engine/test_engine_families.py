@@ -1,7 +1,5 @@
 """The engine is token-identical to `generate` for every family of decoder-only models."""
 
-import warnings
-
 import pytest
 import torch
 import transformers
@@ -94,6 +92,7 @@ def test_greedy_output_is_token_identical_to_generate(family):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("error:running without")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_graphs_write_what_eager_forwards_do(family, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -110,12 +109,10 @@ def test_compiled_graphs_write_what_eager_forwards_do(family, tmp_path, monkeypa
         runner = settings.model_copy(update={"compile": compiled})
         models = {"target": str(tmp_path), "drafts": {"same": str(tmp_path)}}
         pair = load_pair(PairSpec(**models, runner=runner))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="running without")
-            for configuration in (AUTOREGRESSIVE, tree):
-                engine = Engine(pair, configuration, 3)
-                written.append([g.tokens for g in engine.generate(REQUESTS)])
-                assert engine.target.mixes == (family not in EAGER_ATTENTION)
+        for configuration in (AUTOREGRESSIVE, tree):
+            engine = Engine(pair, configuration, 3)
+            written.append([g.tokens for g in engine.generate(REQUESTS)])
+            assert engine.target.mixes == (family not in EAGER_ATTENTION)
     assert all(tokens == written[0] for tokens in written)
 
 

@@ -25,13 +25,6 @@ def tokenizer():
 # --- the committed pair -----------------------------------------------------------------------
 
 
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        UserError, match=r"'huge'; known: target, draft-medium, draft-small, smollm"
-    ):
-        bundled_path("huge")
-
-
 def test_stored_weights_are_unpacked_once_whole_or_not_at_all(tmp_path, monkeypatch):
     unpacked, models = bundled_path.__wrapped__, tmp_path / "cache" / "specdec" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -3,7 +3,6 @@
 Without a GPU what a graph would replay is run at once, on the same padded inputs.
 """
 
-import warnings
 from collections.abc import Hashable
 from functools import cache
 
@@ -16,6 +15,8 @@ from specdec_core.models.compiled import captured as packed
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
+
+pytestmark = pytest.mark.filterwarnings("error:running without")
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -64,18 +65,14 @@ def runners(request, monkeypatch):
         monkeypatch.setattr(packed, "fused", lambda step, *_: step)
     if not GPU:
         monkeypatch.setattr(packed, "Captured", AtOnce)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without")
-        below = EagerRunner(model, 3, POSITIONS, compact=True, pooled=True, cache_tokens=1)
-        captured = CompiledRunner(below, "weights")
+    below = EagerRunner(model, 3, POSITIONS, compact=True, pooled=True, cache_tokens=1)
+    captured = CompiledRunner(below, "weights")
     assert captured.mixes
     return [EagerRunner(model, 3, POSITIONS, packs=False), captured]
 
 
 def assert_alike(runners, *arguments):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without")
-        expected, found = (runner.forward(Batch(*arguments)) for runner in runners)
+    expected, found = (runner.forward(Batch(*arguments)) for runner in runners)
     assert found.choices() == expected.choices()
     torch.testing.assert_close(found.logits, expected.logits, atol=2e-5, rtol=0)
     if expected.hidden is not None:

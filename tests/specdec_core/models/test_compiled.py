@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +31,8 @@ from specdec_core.models.row_attention import operator, plans
 from specdec_core.models.runner import Batch
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.test_captured import two_kinds_of_layers
+
+pytestmark = pytest.mark.filterwarnings("error:running without")
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
 TREE = [-1, 0, 0, 1, 2]
@@ -98,9 +99,7 @@ def assert_close(found, expected, atol):
 
 def test_compiled_engines_write_the_eager_engines_tokens(tiny_pair, compiled_pair, graphs):
     expected = decoded(tiny_pair, None, 1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without")
-        assert decoded(compiled_pair, LOOKUP, 1) == expected
+    assert decoded(compiled_pair, LOOKUP, 1) == expected
     made = [path.name for path in graphs.glob("*/*") if path.is_dir()]
     assert made == ["packed"], "one graph of a model, whatever the sizes"
 
@@ -113,12 +112,10 @@ def test_a_second_start_compiles_nothing(compiled_pair, monkeypatch):
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(torch.export, "export", refuse)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without")
-        again = both(compiled_pair)
-        for runner in again:
-            runner.prefill([1], [PROMPTS[1]])
-        eager, compiled = forwards(again, [1], [[3, 4, 5, 6]])
+    again = both(compiled_pair)
+    for runner in again:
+        runner.prefill([1], [PROMPTS[1]])
+    eager, compiled = forwards(again, [1], [[3, 4, 5, 6]])
     assert_close(compiled, eager, atol=2e-5)
 
 
@@ -251,11 +248,9 @@ def test_without_a_compiler_one_warning_and_the_eager_tokens(compiled_pair, tmp_
         pytest.warns(UserWarning, match=r"no C\+\+ compiler"),
     ):
         runners = both(compiled_pair)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without")
-        for runner in runners:
-            runner.prefill([0], [PROMPTS[0]])
-        expected, found = forwards(runners, [0], [[3]])
+    for runner in runners:
+        runner.prefill([0], [PROMPTS[0]])
+    expected, found = forwards(runners, [0], [[3]])
     assert_close(found, expected, atol=0)
 
 
@@ -349,9 +344,7 @@ def test_a_compiled_model_in_bfloat16_multiplies_by_it(tmp_path, monkeypatch):
     )  # fmt: skip
     model = LlamaForCausalLM(config).bfloat16().eval()
     eager = EagerRunner(model, 3, 96)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="running without compiled graphs")
-        compiled = CompiledRunner(EagerRunner(model, 3, 96), "weights")
+    compiled = CompiledRunner(EagerRunner(model, 3, 96), "weights")
     batch = Batch([0, 1, 2], [[5, 6, 7], [9], [*range(20, 40)]])
     with torch.inference_mode():
         found, wanted = compiled.forward(batch).logits, eager.forward(batch).logits

@@ -149,12 +149,14 @@ class TestBadInput:
             ("{0}/none.jsonl", r"none\.jsonl: no such file"),
             ("{0}", r"a folder without .jsonl or .parquet files"),
             ("{0}/binary/p.jsonl", "not UTF-8"),
+            ("{0}/binary/p.parquet", "cannot be read as Parquet"),
             ("bundled:unseen", "seen, bundled:train, bundled:chat and bundled:conversations"),
         ],
     )
     def test_a_source_that_is_none_gets_one_line(self, source, message, tmp_path):
         (tmp_path / "binary").mkdir()
-        (tmp_path / "binary" / "p.jsonl").write_bytes(b"\xff\xfe\x00")
+        for name in ("p.jsonl", "p.parquet"):
+            (tmp_path / "binary" / name).write_bytes(b"\xff\xfe\x00")
         with pytest.raises(UserError, match=message) as caught:
             load_prompts(source.format(tmp_path))
         assert "\n" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 import warnings
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -194,14 +193,6 @@ def test_a_recording_of_another_version_is_refused(recording, tmp_path):
     schema.save_header(recording.header.model_copy(update={"version": 99}), tmp_path)
     with pytest.raises(UserError, match="version 99"):
         schema.Recording.open(tmp_path)
-
-
-def test_what_was_not_recorded_is_one_line(recording):
-    with pytest.raises(UserError, match="no draft 'other' was recorded"):
-        recording.trace("other")
-    bare = replace(recording, header=recording.header.model_copy(update={"mixing": 0}))
-    with pytest.raises(UserError, match="recorded without examples"):
-        bare.examples()
 
 
 def test_what_depends_on_the_text_cannot_be_recorded(tiny_pair, tmp_path):

@@ -117,16 +117,11 @@ def head(recorded, bare_home):
 
 
 @pytest.mark.usefixtures("head")
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [*DRAFTERS, *LASTING])
 def test_replayed_rounds_equal_live_rounds(recorded, short, name):
-    configuration = configured(DRAFTERS[name])
-    assert_same(short, configuration, recorded.live(configuration, slots=8))
-
-
-@pytest.mark.parametrize("name", LASTING)
-def test_replay_carries_over_what_was_learned(recorded, short, name):
-    configuration = configured(LASTING[name])
-    assert_same(short, configuration, recorded.live(configuration, slots=1))
+    """What was learned is carried over from request to request."""
+    configuration = configured({**DRAFTERS, **LASTING}[name])
+    assert_same(short, configuration, recorded.live(configuration, 1 if name in LASTING else 8))
 
 
 @pytest.mark.usefixtures("head")

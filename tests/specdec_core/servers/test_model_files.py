@@ -9,13 +9,11 @@ from safetensors.torch import load_file, save_file
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
 from specdec_core.models.eagle import EagleOneHead, EagleSettings
-from specdec_core.models.eagle.formats.speculators import EagleCard
-from specdec_core.models.eagle.loading import save_head
 from specdec_core.search.nearest import counterpart_or_nearest
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.server import DraftFile
 from specdec_core.servers.table import SERVERS
-from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.eagle.pair_heads import save_head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
 CHAIN = {"kind": "draft_model", "draft": "head", "policy": {"kind": "fixed", "max_tokens": 4}}
@@ -72,8 +70,7 @@ def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(tiny_pair, 
 
 @pytest.mark.parametrize("form", ["speculators", "int8"])
 def test_a_head_of_ours_is_written_for_those_that_read_it(tiny_pair, tmp_path, form):
-    head = head_of(tiny_pair, feature_layers=(1,))
-    save_head(head, tmp_path / "head", EagleCard(target="some/target"), form=form)
+    save_head_of(tiny_pair, tmp_path / "head", form, feature_layers=(1,))
     for server, architecture in (
         ("vllm", "Eagle3DraftModel"),
         ("sglang", "LlamaForCausalLMEagle3"),

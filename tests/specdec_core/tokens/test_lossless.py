@@ -4,6 +4,7 @@ errors put in here are all found at p < 1e-9."""
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,12 @@ from research.drift import toy_pair as toy
 from research.drift.toy_pair import VOCABULARY as VOCAB
 from research.drift.toy_pair import exact_distribution
 from specdec_core.config import Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import SvipSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import draw_siblings
 from tests.specdec_core.fits import LENGTH, fit
+from tests.specdec_core.kinds import chain
 from tests.specdec_core.models.reduced_draft.drafts import draft_of
 
 joint = partial(exact_distribution, length=LENGTH)
@@ -36,7 +34,7 @@ def toy_pair():
     return replace(pair, drafts={"toy": pair.drafts[toy.FAR]})
 
 
-CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=2))
+CHAIN = chain(max_tokens=2)
 
 
 PLAIN, TOP_K = Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=3)
@@ -73,13 +71,18 @@ def test_the_test_notices_a_wrong_residual(toy_pair, monkeypatch, bug):
 # On trees: more of a round is drawn, tried and subtracted than in a chain.
 
 
-SHAPES = {
-    "3x2x1": TreeSettings(branching=(3, 2, 1)),
-    "3x2x1-replaced": TreeSettings(branching=(3, 2, 1), replacement=True),
-    "1x4": TreeSettings(branching=(1, 4)),
-    "uneven": TreeSettings(branching=(3, (2, 0, 1))),
-    "everything": TreeSettings(branching=(VOCAB,)),
-    "fork": ForkSettings(width=2, policy=SvipSettings(threshold=1.25, max_tokens=3)),
+def tree(*branching):
+    return {"kind": "tree", "branching": branching}
+
+
+STOPS = {"kind": "svip", "threshold": 1.25, "max_tokens": 3}
+SHAPES: dict[str, dict[str, Any]] = {
+    "3x2x1": tree(3, 2, 1),
+    "3x2x1-replaced": tree(3, 2, 1) | {"replacement": True},
+    "1x4": tree(1, 4),
+    "uneven": tree(3, (2, 0, 1)),
+    "everything": tree(VOCAB),
+    "fork": {"kind": "fork", "width": 2, "policy": STOPS},
 }
 
 
@@ -161,7 +164,7 @@ def others_place(q, uniforms, replacement):
 @pytest.mark.parametrize("bug", [raw_rest, first_for_all, others_place])
 def test_the_test_notices_siblings_with_a_wrong_distribution(toy_pair, monkeypatch, bug):
     monkeypatch.setattr(acceptance, "draw_siblings", bug)
-    assert fit(TreeSettings(branching=(3, 2)), PLAIN, pair=toy_pair) < 1e-9
+    assert fit(tree(3, 2), PLAIN, pair=toy_pair) < 1e-9
 
 
 @pytest.mark.long
@@ -175,7 +178,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair, monkeypatch):
 
     monkeypatch.setattr(topology, "Topology", Chained)
     pair = replace(toy_pair, compact=False)  # torch's attention, which reads the mask
-    assert fit(TreeSettings(branching=(3, 2)), PLAIN, 20_000, pair) < 1e-9
+    assert fit(tree(3, 2), PLAIN, 20_000, pair) < 1e-9
 
 
 def test_a_row_runs_out_of_siblings_with_its_tokens():

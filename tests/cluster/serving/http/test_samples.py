@@ -8,7 +8,6 @@ import pytest
 
 from cluster.serving.http.routes.completions import CompletionRequest
 from cluster.serving.http.samples import PromptSampling, Samples
-from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.prompts.prompt import Message, Prompt
 from specdec_core.prompts.prompt_sets import load_prompts
@@ -87,13 +86,3 @@ def test_the_oldest_files_make_room(tmp_path):
     size = files[0].stat().st_size
     assert keep_within(tmp_path, 2 * size + size // 2) == files[3::-1]
     assert [prompt.text for prompt in load_prompts(str(tmp_path))] == texts[4:]
-
-
-def test_a_folder_without_shards_and_a_broken_one_are_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"without .jsonl or .parquet files"):
-        load_prompts(str(tmp_path))
-    (tmp_path / "prompts-1.parquet").write_bytes(b"cut off")
-    with pytest.raises(UserError, match="cannot be read as Parquet"):
-        load_prompts(str(tmp_path))
-    with pytest.raises(UserError, match="no such file"):
-        load_prompts(str(tmp_path / "missing.parquet"))

@@ -11,11 +11,10 @@ from cluster.serving.http.routes.chat import ChatRequest
 from cluster.serving.http.routes.completions import CompletionChoice, CompletionRequest
 from cluster.serving.protocol.counts import NO_DRAFTER, SpecDec
 from cluster.serving.protocol.errors import ApiError, parse_body
-from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.schedule.settings import ScheduleSettings
+from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
+from tests.configurations import drafting
+from tests.specdec_core.kinds import chain, configured
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "1e39", "-1e-40"])
@@ -69,14 +68,13 @@ def test_a_temperature_too_small_to_divide_by_is_greedy():
 
 
 def test_an_answer_says_who_drafted_where_that_follows_the_load(tiny_pair):
-    chain = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=3))
-    schedule = Configuration(drafter=ScheduleSettings(ranges={1: chain, 2: None}))
+    alone = configured(chain(max_tokens=3) | {"draft": "draft"})
+    schedule = drafting("schedule", ranges={1: alone.drafter, 2: None})
     engine = Engine(tiny_pair, schedule, slots=2)
     requests = [Request(str(n), (5, 6, 7 + n), 4 + 8 * n, ignore_eos=True) for n in range(2)]
     generations = engine.generate(requests)
     rounds = Counter(r.arm for generation in generations for r in generation.rounds)
     told = SpecDec.of(generations, schedule, [(schedule, rounds)])
-    assert set(told.arms) == {NO_DRAFTER, chain.label}
+    assert set(told.arms) == {NO_DRAFTER, alone.drafter.label}
     assert sum(told.arms.values()) == told.rounds
-    alone = Configuration(drafter=chain)
     assert SpecDec.of(generations, alone, [(alone, Counter({None: 3}))]).arms == {}

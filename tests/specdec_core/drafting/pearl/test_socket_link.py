@@ -11,14 +11,13 @@ from multiprocessing import get_context
 import pytest
 
 from specdec_core.base.wire import LinkLost
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Sampling
 from specdec_core.drafting.pearl.asynchronous_draft import serve
 from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import TokenOrigin
+from tests.configurations import PEARL
 from tests.specdec_core.drafting.pearl.in_turns import linked
-
-PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
 
 @contextmanager
@@ -97,17 +96,6 @@ def test_sampled_rejections_fetch_their_distribution(tiny_pair, link):
     origins = [origin for g in found for origin in g.origins]
     assert TokenOrigin.CORRECTION in origins
     assert TokenOrigin.DRAFT in origins
-
-
-def test_a_process_without_the_key_is_not_heard(tiny_pair, link):
-    process = get_context("fork").Process(
-        target=serve, args=("127.0.0.1", link.port, b"guessed", tiny_pair), daemon=True
-    )
-    process.start()
-    while process.is_alive():
-        assert not link.wait(1)
-    assert process.exitcode == 1  # LinkLost
-    assert not link.connected
 
 
 def test_a_stranger_does_not_keep_the_engine_waiting(link):

@@ -122,14 +122,8 @@ def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path):
         race(several, asked_of_noted(), 1, GREEDY, repeats=3, parts=parts)
     again: list[str] = []
     with Parts.open(tmp_path, {}, Take) as parts:
-        rows = race(
-            [Noted(name, again) for name in "abc"],
-            asked_of_noted(),
-            1,
-            GREEDY,
-            repeats=3,
-            parts=parts,
-        )
+        several = [Noted(name, again) for name in "abc"]
+        rows = race(several, asked_of_noted(), 1, GREEDY, repeats=3, parts=parts)
         assert "resumed" in parts.notes[0]
     assert "".join(again[6:]) == "cab" + "abc" + "bca" + "cab"  # the first repeat is there
     outputs = [[take.outputs for take in takes] for takes in rows[0].takes]

@@ -1,12 +1,15 @@
 """A head for a pair of the tests."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from specdec_core.models.eagle import EagleHead, EagleSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 
 
@@ -25,6 +28,12 @@ def head_of(pair: Pair, tokens: int = 96, seed: int = 0, **changes: Any) -> Eagl
     head.propose_only(torch.arange(0, settings.draft_vocab_size * step, step))
     head.embed_tokens = pair.target.get_input_embeddings()
     return head.to(pair.target.device, pair.target.dtype)
+
+
+def save_head_of(pair: Pair, folder: Path, form: Any = "speculators", **changes: Any) -> None:
+    """Write such a head."""
+    card = EagleCard(target=pair.spec.target, target_fingerprint=pair.fingerprints["target"])
+    save_head(head_of(pair, **changes), folder, card, form=form)
 
 
 def taught_head_of(pair: Pair, texts: Sequence[Sequence[int]], first: int) -> EagleHead:

@@ -12,8 +12,6 @@ from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import load_head, names_head, read_card, save_head
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
-from specdec_core.servers.model_files import models_of
-from specdec_core.servers.table import SERVERS
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     LAYERS,
@@ -22,7 +20,6 @@ from tests.specdec_core.models.eagle.heads import (
     random_head,
     target_config,
 )
-from tests.specdec_core.models.eagle.pair_heads import head_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +59,6 @@ def test_the_verifier_is_the_place_that_the_target_was_loaded_from(tmp_path, mon
         config = target_config(name_or_path=place)
         folder = exported_head("./head", name.replace("/", "-"), config, torch.bfloat16)
         assert read_card(str(folder)).target == name
-
-
-def test_an_export_says_why_a_head_has_no_place(tiny_pair, tmp_path):
-    card = CARD.model_copy(update={"target_fingerprint": None})
-    save_head(head_of(tiny_pair, feature_layers=(0, 2)), tmp_path / "head", card)
-    spec = tiny_pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
-    draft = models_of(spec, SERVERS["vllm"]).drafts["head"]
-    assert draft.kind == "other"
-    assert "reads what the target's output layer reads" in (draft.refused or "")
 
 
 def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path, monkeypatch):

@@ -238,17 +238,13 @@ SPECFORGE["draft_vocab_size"] = DRAFTED
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}}, (1, 4, 8)),
         ({"attention_bias": True, "mlp_bias": True}, (2, 4, 6)),
         ({"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}, (0, 3, 7)),
+        ({"draft_vocab_size": None, "tie_word_embeddings": False}, (2, 4, 6)),
     ],
 )
 def test_specforge(tmp_path, changes, layers):
-    folder = written(tmp_path / "head", random_head(), **SPECFORGE, **changes)
-    assert same(folder, random_head()).settings.feature_layers == layers
-
-
-def test_specforge_of_the_whole_vocabulary(tmp_path):
-    head = random_head(VOCABULARY)
-    whole = SPECFORGE | {"draft_vocab_size": None, "tie_word_embeddings": False}
-    same(written(tmp_path / "head", head, **whole), head)
+    keys = SPECFORGE | changes
+    head = random_head(keys["draft_vocab_size"] or VOCABULARY)
+    assert same(written(tmp_path / "head", head, **keys), head).settings.feature_layers == layers
 
 
 def test_eagle_three_of_its_authors(tmp_path):

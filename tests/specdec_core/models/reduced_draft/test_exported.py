@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from specdec_core.base.errors import UserError
 from specdec_core.models.pair import load_drafts
 from specdec_core.models.reduced_draft.exported import exported_draft
 from tests.specdec_core.models.reduced_draft.drafts import TABLES, write_draft
@@ -55,9 +54,3 @@ def test_it_is_made_once_for_each_draft_and_data_type(tiny_spec, tmp_path):
         folders.append(exported_draft(str(draft), tiny_spec.target, dtype))
     assert folders[0] == folders[1]
     assert len(set(folders)) == 3
-
-
-def test_a_draft_of_another_target_is_refused(tiny_spec, tmp_path):
-    write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE)
-    with pytest.raises(UserError, match="was trained for another target"):
-        exported_draft(str(tmp_path / "draft"), tiny_spec.drafts["draft"], torch.float32)

@@ -200,23 +200,20 @@ def test_its_steps_are_timed(monkeypatch, pair):
     assert profile.prefill_seconds([256]) > profile.prefill_seconds([16])
 
 
+def assert_ends(pair, mode, folder, reason):
+    """The mode's server ends before it is ready, for this reason."""
+    served = LLAMA_CPP.served(pair, mode, (), folder).process(mode.name, 1)
+    with pytest.raises(UserError, match=f"^{mode.name}: its server {reason}"), running(served):
+        pass
+
+
 @built
 def test_a_server_that_does_not_start_says_why(pair, tmp_path):
-    served = LLAMA_CPP.served(pair, Mode("wrong", {"spec-type": "none-such"}), (), tmp_path)
-    with (
-        pytest.raises(UserError, match=r"^wrong: its server ended: .*none-such"),
-        running(served.process("wrong", 1)),
-    ):
-        pass
+    assert_ends(pair, Mode("wrong", {"spec-type": "none-such"}), tmp_path, "ended: .*none-such")
 
 
 @built
 def test_a_draft_that_it_cannot_use_is_said(pair, tmp_path):
     draft = gguf_of(resolve_path("bundled:draft-small"), "float32", process.conversion_script())
     settings = {"spec-type": "draft-eagle3", "spec-draft-model": str(draft), "spec-draft-n-max": 3}
-    served = LLAMA_CPP.served(pair, Mode("no head", settings), (), tmp_path)
-    with (
-        pytest.raises(UserError, match=r"^no head: its server .*not eagle3"),
-        running(served.process("no head", 1)),
-    ):
-        pass
+    assert_ends(pair, Mode("no head", settings), tmp_path, ".*not eagle3")

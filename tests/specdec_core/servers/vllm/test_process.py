@@ -26,7 +26,7 @@ from specdec_core.servers.vllm.process import (
 from specdec_core.servers.vllm.server import SUFFIX
 from tests.commands import ran
 from tests.peers import peers_of, vllm_installed
-from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.eagle.pair_heads import save_head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
 VLLM = SERVERS["vllm"]
@@ -60,9 +60,7 @@ def test_every_draft_gets_every_length(tiny_pair):
 
 def test_a_head_is_written_in_the_targets_data_type(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    saved = head_of(tiny_pair, feature_layers=(0, 1))
-    card = EagleCard(target=tiny_pair.spec.target, target_fingerprint="0")
-    save_head(saved, tmp_path / "head", card, form="int8")
+    save_head_of(tiny_pair, tmp_path / "head", form="int8", feature_layers=(0, 1))
     drafts = {**tiny_pair.spec.drafts, "eagle": str(tmp_path / "head")}
     spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
     config = tiny_pair.target.config
