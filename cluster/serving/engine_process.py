@@ -110,8 +110,6 @@ class EngineProcess:
         UserError: the pair or the configuration cannot be used.
     """
 
-    elsewhere = True
-
     def __init__(
         self,
         spec: PairSpec,

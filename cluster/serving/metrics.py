@@ -26,7 +26,6 @@ from prometheus_client.registry import Collector
 
 from cluster.serving.drift import Drift
 from cluster.serving.engine_loop import LoopObserver
-from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
 from cluster.serving.replica import EngineReplica
@@ -270,8 +269,7 @@ class Metrics(Collector, LoopObserver):
             values = {name: value(replica) for name, replica in self._named()}
             yield self._gauge(name, text, values, self._label)
         memory = {"server": psutil.Process().memory_info().rss / 2**20}
-        engines = [each.served.loop.engine for each in fleet.replicas]
-        if held := sum(each.memory for each in engines if isinstance(each, EngineProcess)):
+        if held := sum(each.served.loop.engine.memory for each in fleet.replicas):
             memory["engine"] = held
         held_bytes = {process: held * 2**20 for process, held in memory.items()}
         yield self._gauge("specdec:resident_memory_bytes", "Memory held.", held_bytes, "process")
