@@ -150,21 +150,12 @@ class EngineLoop:
         """Whether as many requests wait as may."""
         return self.running - self.engine.slots >= self.queue or 0 < self.queue <= self.waiting
 
-    def check(self) -> None:
-        """Raises :class:`EngineFailed` where the engine is broken, or its process has ended."""
-        if not self.failure and not self.engine.alive:
-            self._fail("the engine failed: its process has ended")
-        if self.failure:
-            raise self.failure
-
     @property
     def works(self) -> bool:
-        """Whether :meth:`check` raises nothing."""
-        try:
-            self.check()
-        except EngineFailed:
-            return False
-        return True
+        """Whether the engine is not broken. Where its process has ended, its requests fail."""
+        if not self.failure and not self.engine.alive:
+            self._fail("the engine failed: its process has ended")
+        return not self.failure
 
     def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
         """Hand all requests to the engine, or none. Requests that were `begun` by another engine do
@@ -175,7 +166,8 @@ class EngineLoop:
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken.
         """
-        self.check()
+        if not self.works:
+            raise EngineFailed(str(self.failure))
         if self.full and not begun:
             waiting = self.waiting
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))

@@ -156,10 +156,6 @@ class EngineProcess:
         """MiB that the process holds; 0 once it has ended."""
         return self.host.memory(self._process)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """See :meth:`Engine.encode`."""
-        return tuple(self.pair.tokenizer(text)["input_ids"])
-
     @property
     def idle(self) -> bool:
         """See :attr:`Engine.idle`."""

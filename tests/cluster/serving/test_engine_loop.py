@@ -180,8 +180,9 @@ def engine_process(tiny_spec):
 
 def test_it_answers_as_an_engine_here_does(engine_process, tiny_pair):
     prompts = ["def main(", "class A:", "import os", "x = 1", "y = 2"]
-    asked = [Request(p, engine_process.encode(p), 20, seed=n) for n, p in enumerate(prompts)]
-    expected = [g.tokens for g in Engine(tiny_pair, BANDIT, limits=LIMITS).generate(asked)]
+    engine = Engine(tiny_pair, BANDIT, limits=LIMITS)
+    asked = [Request(p, engine.encode(p), 20, seed=n) for n, p in enumerate(prompts)]
+    expected = [g.tokens for g in engine.generate(asked)]
     for request in asked:
         engine_process.add(request)
     answered: dict[str, list[int]] = {}
