@@ -1,9 +1,10 @@
-"""Real HTTP servers in this process, for tests of what talks to them."""
+"""Real HTTP servers, and engines, in this process: for tests of what talks to them."""
 
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cluster.serving.engine_loop import QUEUE, EngineLoop
-from cluster.serving.engine_process import EngineProcess
+from cluster.serving.engine_main import Load, connected, decode
+from cluster.serving.engine_process import EngineProcess, Host
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
@@ -19,11 +21,69 @@ from cluster.serving.http.pages import Page
 from cluster.serving.http.service import Service
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from dashboards.pages import PLAYGROUND
-from specdec_core.config import Configuration
+from specdec_core.base.wire import LinkLost
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair, load_pair
 from specdec_core.servers.process import ServerProcess
 from tests.external_program import ENDS
+
+
+class EngineThread(threading.Thread):
+    """What an engine's process runs, in a thread of this one. It ends with its connection."""
+
+    pid = 0
+
+    def __init__(self, load: Load, *address: Any) -> None:
+        super().__init__(name="engine's process", daemon=True)
+        self._load, self._address = load, address
+        self.start()
+
+    def run(self) -> None:
+        with suppress(EOFError, LinkLost):
+            decode(connected(*self._address), self._load)
+
+    def poll(self) -> int | None:
+        return None if self.is_alive() else 0
+
+    def kill(self) -> None:
+        """A thread cannot be killed."""
+
+    def wait(self, timeout: float) -> int | None:
+        self.join(timeout)
+        return self.poll()
+
+
+class ThreadHost(Host):
+    """Runs `engine` in a thread of this process, and further engines, as they are asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engines = [engine]
+
+    def start(self, port: int, key: bytes) -> EngineThread:
+        return EngineThread(self._load, self.address, port, key)
+
+    def memory(self, process: Any) -> float:
+        return 0.0
+
+    @contextmanager
+    def _load(
+        self, spec: PairSpec, configuration: Configuration, limits: Limits
+    ) -> Iterator[Engine]:
+        if self._engines:
+            yield self._engines.pop()
+        else:
+            yield Engine(load_pair(spec), configuration, limits=limits)
+
+
+def threaded(engine: Engine) -> EngineProcess:
+    """An engine as it is served, but in a thread: it need not be loaded, and tests may change it
+    and its pair."""
+    spec, limits = engine.pair.spec, engine.scheduler.limits
+    process = EngineProcess(spec, engine.configuration, limits, host=ThreadHost(engine))
+    process.pair = engine.pair
+    return process
 
 
 def served_of(
@@ -33,6 +93,8 @@ def served_of(
     learned: Path | None = None,
 ) -> Served:
     """An engine behind its loop, as it is deployed."""
+    if not isinstance(engine, EngineProcess):
+        engine = threaded(engine)
     deployment = deployment or Deployment(
         pair=engine.pair.spec, configuration=engine.configuration, learned=learned
     )

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,11 +56,8 @@ class CompletionServer:
     ) -> None:
         end_with_parent()
         self._page, self._samples, self._listener = page, samples, listener
-        self._devices = ExitStack()  # of placed models, until this process ends
         self._service: Service | ExternalService
-        self._service = (
-            start.external() if start.engine is not None else start.service(self._devices)
-        )
+        self._service = start.external() if start.engine is not None else start.service()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         if isinstance(self._service, ExternalService):

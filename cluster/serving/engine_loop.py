@@ -1,14 +1,13 @@
 """One engine, many asyncio callers: requests share the batch's slots.
 
-All calls into the engine run on one thread, in order. So they fall between steps without a lock,
-and the event loop stays free.
+One thread waits for the engine's steps, and for its answers between two steps. So the event loop
+stays free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,10 @@ from math import ceil
 from time import monotonic
 from typing import TypeVar
 
-import torch
-
-from cluster.serving.engine_process import STEP, EngineProcess
+from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.engine import Chunk, Engine, Request
-from specdec_core.tokens.grammar import COMPILERS
+from specdec_core.engine import Chunk, Request
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +29,7 @@ T = TypeVar("T")
 
 
 class EngineFailed(RuntimeError):
-    """The engine is broken: a step raised an error, or its process ended."""
+    """The engine is broken: a step raised an error or took too long, or its process ended."""
 
 
 class QueueFull(Exception):
@@ -108,32 +104,17 @@ class Submission:
 class EngineLoop:
     """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`.
 
-    While `queue` requests or more wait for a slot, no more are taken. The engine's threads run on
-    the CPU cores `cores`, if given. An engine in this process that takes longer than `patience`
-    seconds for a step is broken; an :class:`EngineProcess` has its own limit.
+    While `queue` requests or more wait for a slot, no more are taken.
     """
 
-    def __init__(
-        self,
-        engine: Engine | EngineProcess,
-        queue: int = QUEUE,
-        cores: Sequence[int] = (),
-        patience: float = STEP,
-    ) -> None:
-        self.engine, self.queue, self.patience = engine, queue, patience
-        self._begun: float | None = None  # when the step under way began
+    def __init__(self, engine: EngineProcess, queue: int = QUEUE) -> None:
+        self.engine, self.queue = engine, queue
         self.observer = LoopObserver()
         self._pace = Pace()
         self.failure: EngineFailed | None = None
         self.cancelled = 0  # submissions given up by their clients
         self._chunks: dict[str, asyncio.Queue[Chunk | EngineFailed]] = {}  # of unfinished requests
-        self._thread = ThreadPoolExecutor(
-            max_workers=1,
-            thread_name_prefix="engine",
-            initializer=_prepare_thread,
-            # An engine's process binds its own threads; this thread only waits for it.
-            initargs=(engine.pair.spec.runner.threads, () if engine.elsewhere else cores),
-        )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._stepping = False  # whether a step is queued; used by the engine's thread only
         self._prefill_seconds = 0.0  # that were reported to the observer
 
@@ -169,27 +150,14 @@ class EngineLoop:
         """Whether as many requests wait as may."""
         return self.running - self.engine.slots >= self.queue or 0 < self.queue <= self.waiting
 
-    def check(self) -> None:
-        """Raises :class:`EngineFailed` where the engine is broken, or its process has ended."""
-        engine = self.engine
-        if not self.failure and isinstance(engine, EngineProcess) and not engine.alive:
-            self._fail("the engine failed: its process has ended")
-        begun = None if engine.elsewhere else self._begun
-        if not self.failure and begun is not None and monotonic() - begun > self.patience:
-            self._fail(f"the engine failed: a step takes longer than {self.patience:g} s")
-        if self.failure:
-            raise self.failure
-
     @property
     def works(self) -> bool:
-        """Whether :meth:`check` raises nothing."""
-        try:
-            self.check()
-        except EngineFailed:
-            return False
-        return True
+        """Whether the engine is not broken. Where its process has ended, its requests fail."""
+        if not self.failure and not self.engine.alive:
+            self._fail("the engine failed: its process has ended")
+        return not self.failure
 
-    async def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
+    def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
         """Hand all requests to the engine, or none. Requests that were `begun` by another engine do
         not queue again.
 
@@ -198,7 +166,8 @@ class EngineLoop:
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken.
         """
-        self.check()
+        if not self.works:
+            raise EngineFailed(str(self.failure))
         if self.full and not begun:
             waiting = self.waiting
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
@@ -208,15 +177,16 @@ class EngineLoop:
                 self._chunks[request.id] = submission.chunks
                 if not begun:
                     self.observer.submitted(request)
-                await self._take(request)
+                self.engine.add(request)
         except UserError:
             names = [request.id for request in requests]
             self.observer.rejected(names)
             self.drop(names)
             raise
-        except BaseException:
-            submission.close()
-            raise
+        except RuntimeError as error:  # the process has just ended
+            self._fail(f"the engine failed: {error}")
+            raise EngineFailed(str(self.failure)) from None
+        self._thread.submit(self._begin)
         return submission
 
     async def between_steps(self, call: Callable[[], T]) -> T:
@@ -228,34 +198,10 @@ class EngineLoop:
         unfinished = [name for name in request_ids if self._chunks.pop(name, None) is not None]
         for name in unfinished:
             self.observer.dropped(name)
-            if self.engine.elsewhere:
-                self.engine.cancel(name)
-            else:
-                self._thread.submit(self.engine.cancel, name)
+            self.engine.cancel(name)
         return bool(unfinished)
 
-    async def _take(self, request: Request) -> None:
-        """Hand a request to the engine: at once to a process, else between two steps, and with its
-        grammar compiled, which takes longer than a step."""
-        if self.engine.elsewhere:
-            try:
-                self.engine.add(request)
-            except RuntimeError as error:
-                self._fail(f"the engine failed: {error}")
-                raise EngineFailed(str(self.failure)) from None
-            self._thread.submit(self._begin)
-        else:
-            assert not isinstance(self.engine, EngineProcess)
-            if request.grammar is not None:
-                request = await self._loop.run_in_executor(COMPILERS, self.engine.prepared, request)
-            await self._loop.run_in_executor(self._thread, self._add, request)
-
-    # On the engine's thread. Steps follow each other without waiting for the event loop; what
-    # was submitted during a step comes before the next one.
-
-    def _add(self, request: Request) -> None:
-        self.engine.add(request)
-        self._begin()
+    # On the engine's thread. Steps follow each other without waiting for the event loop.
 
     def _begin(self) -> None:
         if not self._stepping:
@@ -263,14 +209,12 @@ class EngineLoop:
             self._thread.submit(self._step)
 
     def _step(self) -> None:
-        self._begun = monotonic()
         try:
             chunks = self.engine.step()
         except Exception as error:
             logger.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail, f"the engine failed: {error!r}")
             return
-        self._begun = None
         self._loop.call_soon_threadsafe(self._deliver, chunks, self.engine.status().read_seconds)
         if self.engine.idle:
             self._stepping = False
@@ -296,10 +240,3 @@ class EngineLoop:
         for queue in set(self._chunks.values()):
             queue.put_nowait(self.failure)
         self._chunks.clear()
-
-
-def _prepare_thread(threads: int, cores: Sequence[int]) -> None:
-    """Set this thread's cores, and the number of OpenMP threads that it starts on them."""
-    if cores:
-        os.sched_setaffinity(0, cores)  # 0: the calling thread, not its process
-    torch.set_num_threads(threads)

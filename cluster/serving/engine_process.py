@@ -110,8 +110,6 @@ class EngineProcess:
         UserError: the pair or the configuration cannot be used.
     """
 
-    elsewhere = True
-
     def __init__(
         self,
         spec: PairSpec,
@@ -157,10 +155,6 @@ class EngineProcess:
     def memory(self) -> float:
         """MiB that the process holds; 0 once it has ended."""
         return self.host.memory(self._process)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """See :meth:`Engine.encode`."""
-        return tuple(self.pair.tokenizer(text)["input_ids"])
 
     @property
     def idle(self) -> bool:

@@ -24,7 +24,7 @@ from cluster.serving.replica import EngineReplica
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import check_pair
 from specdec_core.tokens.statistics import Generation
@@ -80,11 +80,10 @@ class Fleet:
             self._learner.keep_learned()
         for replica in self.replicas:
             replica.served.end()
-            if isinstance(engine := replica.served.loop.engine, EngineProcess):
-                engine.host.close()  # it gives back the devices
+            replica.served.loop.engine.host.close()  # it gives back the devices
 
     @property
-    def engine(self) -> Engine | EngineProcess:
+    def engine(self) -> EngineProcess:
         """The engine of the first replica; all replicas have equal engines."""
         return self.replicas[0].served.loop.engine
 
@@ -107,20 +106,18 @@ class Fleet:
     def accepting(self) -> bool:
         """Whether a request that comes now is answered without waiting for another engine."""
         return any(
-            replica.side("champion") and not replica.broken and not replica.served.loop.full
+            replica.side("champion") and not replica.failure and not replica.served.loop.full
             for replica in self.replicas
         )
 
     @property
     def failure(self) -> EngineFailed | None:
-        """Why no request is answered, if so."""
-        broken = [replica.broken for replica in self.replicas]
-        return broken[0] if all(broken) else None
+        """Why no engine can be started, where none works."""
+        failures = [replica.failure for replica in self.replicas]
+        return failures[0] if all(failures) else None
 
     def check(self) -> None:
         """Raises :class:`EngineFailed` where no engine works and none can be started."""
-        for replica in self.replicas:
-            replica.side("champion")
         if failure := self.failure:
             raise failure
 
@@ -164,7 +161,7 @@ class Fleet:
             if served is None:
                 continue
             try:
-                submission = await served.loop.submit(requests, begun)
+                submission = served.loop.submit(requests, begun)
             except EngineFailed:  # just now
                 continue
             except QueueFull as error:
@@ -181,7 +178,7 @@ class Fleet:
             self.observer.refused()
             raise full
         replica = await self._revived(begun)
-        return replica.served, await replica.served.loop.submit(requests, begun)
+        return replica.served, replica.served.loop.submit(requests, begun)
 
     async def _side(self, requests: Sequence[Request]) -> Side:
         """Which side of a canary takes these requests. A challenger that is decided about is
@@ -231,13 +228,12 @@ class Fleet:
 
     async def _restarted(self, replica: EngineReplica) -> EngineReplica:
         old = replica.served
-        if (failed := not old.loop.works) and not replica.replaceable:
-            raise EngineFailed(str(old.loop.failure))
+        failed = not old.loop.works
         replica.count_failure()
         await asyncio.sleep(replica.pause)
         try:
             # Without the lock: the devices of a lost node may never be there again.
-            await asyncio.to_thread(replica.wait_for_devices)
+            await asyncio.to_thread(old.loop.engine.host.wait)
             async with self._changing:
                 if replica.served is not old or self._current(replica):
                     return replica
@@ -268,7 +264,7 @@ class Fleet:
         """Start engines again that have failed while no request waited for them, and load what is
         served where a canary was not."""
         for replica in self.replicas:
-            if not self._current(replica) and replica.replaceable:
+            if not self._current(replica):
                 self._restart(replica)
 
     # What is served.

@@ -1,4 +1,4 @@
-"""Engines of several replicas: each replica's devices are held by a Ray actor on any node."""
+"""Engines on devices that Ray finds: a Ray actor on any node holds those of a replica."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from subprocess import Popen, TimeoutExpired
+from time import monotonic, sleep
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from cluster.placed_engine import placed_engine
 from cluster.serving.engine_main import connected, decode
@@ -21,6 +22,8 @@ from specdec_core.base.wire import LinkLost
 from specdec_core.config import Placement
 
 _ENGINES = 16  # of a replica at the same time: most of them finish their requests
+_AGAIN = 60.0  # seconds in which Ray starts a holder again where there are devices
+_LOOK = 0.1  # seconds between looks whether it has
 
 
 class EngineHolder:
@@ -77,10 +80,16 @@ class DeviceHost(Host):
         return 0.0  # it may be on another node
 
     def wait(self) -> None:
-        try:
-            get(self._actor.ready.remote())
-        except RayError as error:
-            raise RuntimeError(f"its devices are lost: {error}") from None
+        end = monotonic() + _AGAIN
+        while True:
+            try:
+                get(self._actor.ready.remote())
+                break
+            except RayError as error:
+                # Ray refuses calls of a holder that it starts again.
+                if not isinstance(error, ActorUnavailableError) or monotonic() > end:
+                    raise RuntimeError(f"its devices are lost: {error}") from None
+                sleep(_LOOK)
         self.address = listening_address()  # known once the holder has a node
 
     def close(self) -> None:

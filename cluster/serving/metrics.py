@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -26,10 +27,8 @@ from prometheus_client.registry import Collector
 
 from cluster.serving.drift import Drift
 from cluster.serving.engine_loop import LoopObserver
-from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
-from cluster.serving.replica import EngineReplica
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Round
@@ -223,7 +222,9 @@ class Metrics(Collector, LoopObserver):
             ("specdec:configuration_switches", "Times that it was replaced.", fleet.switches),
             ("specdec:engine_restarts", "Engines started again after a failure.", fleet.restarts),
         ):
-            yield self._counter(name, text, {"": value})
+            yield self._family(CounterMetricFamily, name, text, {"": value})
+        engines = {each.name: each.served.loop.engine for each in fleet.replicas}
+        preempted = {name: engine.status().preemptions for name, engine in engines.items()}
         for name, text, label, values in (
             ("vllm:request_success", "Requests that ended.", "finished_reason", self._ended),
             (
@@ -243,17 +244,14 @@ class Metrics(Collector, LoopObserver):
                 fleet.routed,
             ),
             ("specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts),
+            (
+                "vllm:num_preemptions",
+                "Times a request made room for another.",
+                self._replica,
+                preempted,
+            ),
         ):
-            yield self._counter(name, text, values, label)
-        preemptions = {
-            name: replica.served.loop.engine.status().preemptions for name, replica in self._named()
-        }
-        yield self._counter(
-            "vllm:num_preemptions",
-            "Times a request made room for another.",
-            preemptions,
-            self._label,
-        )
+            yield self._family(CounterMetricFamily, name, text, values, label)
         yield self._candidates(drafted)
 
     def _gauges(self) -> Iterator[Metric]:
@@ -267,23 +265,18 @@ class Metrics(Collector, LoopObserver):
                 lambda each: each.served.loop.engine.status().cache_usage,
             ),
         ):
-            values = {name: value(replica) for name, replica in self._named()}
-            yield self._gauge(name, text, values, self._label)
-        memory = {"server": psutil.Process().memory_info().rss / 2**20}
-        engines = [each.served.loop.engine for each in fleet.replicas]
-        if held := sum(each.memory for each in engines if isinstance(each, EngineProcess)):
-            memory["engine"] = held
-        held_bytes = {process: held * 2**20 for process, held in memory.items()}
-        yield self._gauge("specdec:resident_memory_bytes", "Memory held.", held_bytes, "process")
+            values = {each.name: value(each) for each in fleet.replicas}
+            yield self._family(GaugeMetricFamily, name, text, values, self._replica)
+        memory = {"server": float(psutil.Process().memory_info().rss)}
+        if held := sum(each.served.loop.engine.memory for each in fleet.replicas):
+            memory["engine"] = held * 2**20
+        gauge = partial(self._family, GaugeMetricFamily)
+        yield gauge("specdec:resident_memory_bytes", "Memory held.", memory, "process")
         answering = sum(each.side("champion") is not None for each in fleet.replicas)
-        yield self._gauge("specdec:replicas", "Engines that answer.", {"": answering})
+        yield gauge("specdec:replicas", "Engines that answer.", {"": answering})
+        text = "For a change of the traffic; from 1 on it may raise the alarm."
         evidence = {name: each.detector.evidence for name, each in self.drift.signals.items()}
-        yield self._gauge(
-            "specdec:drift_evidence",
-            "For a change of the traffic; from 1 on it may raise the alarm.",
-            evidence,
-            "signal",
-        )
+        yield gauge("specdec:drift_evidence", text, evidence, "signal")
         labels = ["model_name", "configuration", "label", "lossless", "certified"]
         info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
         certified = fleet.deployment.certificate is not None
@@ -300,34 +293,23 @@ class Metrics(Collector, LoopObserver):
         return family
 
     @property
-    def _label(self) -> str:
+    def _replica(self) -> str:
+        """The label of values of each replica; none for a single one."""
         return "replica" if len(self._fleet.replicas) > 1 else ""
 
-    def _named(self) -> Iterator[tuple[str, EngineReplica]]:
-        """The replicas by their label: "" for a single one."""
-        for replica in self._fleet.replicas:
-            yield replica.name if self._label else "", replica
-
-    def _counter(
-        self, name: str, text: str, values: Mapping[Any, float], label: str = ""
+    def _family(
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        values: Mapping[Any, float],
+        label: str = "",
     ) -> Metric:
-        """A counter with a value for each of a label's, or, without a label, for ""."""
-        return self._filled(CounterMetricFamily(name, text, labels=_labels(label)), values)
-
-    def _gauge(self, name: str, text: str, values: Mapping[Any, float], label: str = "") -> Metric:
-        """As :meth:`_counter`."""
-        return self._filled(GaugeMetricFamily(name, text, labels=_labels(label)), values)
-
-    def _filled(
-        self, family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[Any, float]
-    ) -> Metric:
+        """A metric with a value for each of a label's, or, without a label, with the only one."""
+        family = kind(name, text, labels=["model_name", label] if label else ["model_name"])
         for key, value in values.items():
-            family.add_metric([self._model, str(key)] if key != "" else [self._model], value)
+            family.add_metric([self._model, str(key)] if label else [self._model], value)
         return family
-
-
-def _labels(label: str) -> list[str]:
-    return ["model_name", label] if label else ["model_name"]
 
 
 def _sums(rounds: Rounds, column: int) -> Counter:

@@ -9,7 +9,6 @@ from time import monotonic
 
 from cluster.serving.canary import Side
 from cluster.serving.engine_loop import EngineFailed
-from cluster.serving.engine_process import EngineProcess
 from cluster.serving.served import Served
 
 _LOOK = 0.05  # seconds between checks whether an old engine has finished
@@ -66,24 +65,9 @@ class EngineReplica:
         return self._cancelled + sum(served.loop.cancelled for served in self.engines())
 
     @property
-    def replaceable(self) -> bool:
-        """Whether another engine can be started where this one has failed."""
-        return isinstance(self.served.loop.engine, EngineProcess)
-
-    @property
-    def broken(self) -> EngineFailed | None:
-        """Why no request is answered, unless an engine is being started."""
-        return self.failure or (None if self.replaceable else self.served.loop.failure)
-
-    @property
     def pause(self) -> float:
         """Seconds until another engine is started: none after the first failures, then doubled."""
         return pause_after(self.failing)
-
-    def wait_for_devices(self) -> None:
-        """Wait until another engine can be started. Raises :class:`RuntimeError`."""
-        if isinstance(engine := self.served.loop.engine, EngineProcess):
-            engine.host.wait()
 
     def count_failure(self) -> None:
         """The engine has failed, or could not be started."""

@@ -10,7 +10,6 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from cluster.serving.engine_loop import EngineLoop
-from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec, Value, parse_json
@@ -149,7 +148,7 @@ class Served:
             UserError: the engine cannot be replaced, or the other deployment cannot be used.
         """
         engine = self.loop.engine
-        if not isinstance(engine, EngineProcess) or (engine.host.exclusive and self.loop.works):
+        if engine.host.exclusive and self.loop.works:
             raise UserError(
                 "an engine on placed devices is not replaced while it serves: serve the other"
                 " configuration on another port, and stop this server when its clients have moved"
@@ -184,9 +183,8 @@ class Served:
         return own if pair == self.deployment.pair else run_as(own, pair)
 
     def end(self) -> None:
-        """End the engine's process, if it has one."""
-        if isinstance(self.loop.engine, EngineProcess):
-            self.loop.engine.close()
+        """End the engine's process."""
+        self.loop.engine.close()
 
 
 def _end_unclaimed(starting: asyncio.Future[Served]) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from cluster.placed_engine import placed_engine
 from cluster.serving.engine_loop import QUEUE, EngineLoop
-from cluster.serving.engine_process import HERE, STEP, EngineProcess, Host
+from cluster.serving.engine_process import HERE, STEP, EngineProcess
 from cluster.serving.external.app import ExternalService
 from cluster.serving.external.fleet import ExternalFleet
 from cluster.serving.external.process import Program
@@ -102,49 +100,34 @@ class Start:
         access = self.access.admitting(self.operation.token)
         return ExternalService(fleet, model, access, self.queue * self.replicas)
 
-    def service(self, devices: ExitStack) -> Service:
-        """Load the models of all replicas. `devices` gives back what placed models take. Raises
-        :class:`UserError` where they cannot be used."""
-        deployment = self.operation.last() or self.deployment
-        if self.replicas == 1:
-            served = [self._load_here(devices, deployment)]
-        else:
-            load = partial(self._load_elsewhere, deployment=deployment)
-            with ThreadPoolExecutor(self.replicas) as pool:
-                served = [*pool.map(load, range(self.replicas))]
+    def service(self) -> Service:
+        """Load the models of all replicas. Raises :class:`UserError` where they cannot be used."""
+        load = partial(self._load, deployment=self.operation.last() or self.deployment)
+        with ThreadPoolExecutor(self.replicas) as pool:
+            served = [*pool.map(load, range(self.replicas))]
         fleet = Fleet(served, self.operation)
         access = self.access.admitting(self.operation.token)
         return Service(fleet, self.model or self.deployment.pair.name, access)
 
-    def _load_here(self, devices: ExitStack, deployment: Deployment) -> Served:
-        """The only replica: a child of this process, or on placed devices in this process."""
-        if self.placement is None:
-            return self._load(0, deployment)
-        engine = devices.enter_context(
-            placed_engine(deployment.pair, deployment.configuration, self.limits, self.placement)
-        )
-        return Served(EngineLoop(engine, self.queue, self.cores, self.step_timeout), deployment)
-
-    def _load_elsewhere(self, number: int, deployment: Deployment) -> Served:
-        """The replica of a number, on devices that Ray finds for it."""
-        host = DeviceHost(self.needs, self.placement)
+    def _load(self, number: int, deployment: Deployment) -> Served:
+        """The replica of a number: a child of this process, or, where there are several or they are
+        placed, on devices that Ray finds for it."""
+        child = self.replicas == 1 and self.placement is None
+        host = HERE if child else DeviceHost(self.needs, self.placement)
         try:
             host.wait()
-            return self._load(number, deployment, host)
+            engine = EngineProcess(
+                deployment.pair,
+                deployment.configuration,
+                self.limits,
+                self._cores(number),
+                self.step_timeout,
+                host,
+            )
+            return Served(EngineLoop(engine, self.queue), deployment)
         except BaseException:
             host.close()
             raise
-
-    def _load(self, number: int, deployment: Deployment, host: Host = HERE) -> Served:
-        engine = EngineProcess(
-            deployment.pair,
-            deployment.configuration,
-            self.limits,
-            self._cores(number),
-            self.step_timeout,
-            host,
-        )
-        return Served(EngineLoop(engine, self.queue), deployment)
 
     def _cores(self, number: int) -> tuple[int, ...]:
         """The cores of a replica."""

@@ -73,8 +73,6 @@ class Engine:
     room for any request.
     """
 
-    elsewhere = False  # whether it runs in another process
-
     def __init__(
         self,
         pair: Pair,

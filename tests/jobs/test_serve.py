@@ -186,6 +186,7 @@ OPERATION = Operation("a secret")
 def url(home, tiny_pair):
     """A server of this workspace that refuses every deployment, and says so."""
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
+    service.engine.host.exclusive = True
     with running(server_of(service)) as url, announced(url, tiny_pair.spec, OPERATION):
         yield url
 

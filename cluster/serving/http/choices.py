@@ -12,7 +12,7 @@ from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from specdec_core.base.errors import UserError
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 from specdec_core.tokens.grammar import Grammar, grammars_of
 
 MAX_TOGETHER = 128  # choices of a request
@@ -74,7 +74,7 @@ def choices(
     ]
 
 
-def _grammar(engine: Engine | EngineProcess, body: GenerationRequest) -> Grammar | None:
+def _grammar(engine: EngineProcess, body: GenerationRequest) -> Grammar | None:
     """The compiled grammar of the output, so that an invalid one does not reach the engine. Raises
     :class:`ApiError`."""
     if (wanted := body.grammar) is None:

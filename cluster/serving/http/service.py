@@ -22,7 +22,7 @@ from cluster.serving.replica import EngineReplica
 from cluster.serving.served import Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Service:
         fleet.observe(self.metrics)
 
     @property
-    def engine(self) -> Engine | EngineProcess:
+    def engine(self) -> EngineProcess:
         """One of the engines, which are alike in all replicas."""
         return self.fleet.engine
 
@@ -84,8 +84,6 @@ class Service:
     async def health(self) -> Health:
         """Whether requests are answered, and how."""
         fleet = self.fleet
-        with suppress(EngineFailed):
-            fleet.check()
         statuses = [each.served.loop.engine.status() for each in fleet.replicas]
         health = Health(
             **fleet.deployment.public,
@@ -138,7 +136,7 @@ def _replica_health(replica: EngineReplica) -> ReplicaHealth:
     engine = replica.served.loop.engine
     return ReplicaHealth(
         replica=replica.name,
-        ready=not replica.broken,
+        ready=not replica.failure,
         configuration=engine.configuration.id,
         running=replica.running,
         waiting=replica.waiting,

@@ -22,7 +22,9 @@ OPERATION = Operation(TOKEN)
 
 @pytest.fixture
 def url(tiny_pair):
+    """A server that refuses every deployment, as one on placed devices does."""
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
+    service.engine.host.exclusive = True
     with running(server_of(service)) as url:
         yield url
 

@@ -1,12 +1,10 @@
-"""An engine behind requests answers as it does alone, in this process or in one of its own, and
-leaves no request waiting."""
+"""An engine behind requests answers as it does alone, and leaves no request waiting."""
 
 import asyncio
 import os
 import shutil
 import signal
 from pathlib import Path
-from time import sleep
 
 import pytest
 
@@ -22,7 +20,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import Generation
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import BANDIT, CHAIN
-from tests.local_server import service_of
+from tests.local_server import service_of, threaded
 
 
 @pytest.fixture
@@ -50,10 +48,8 @@ async def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair
     alone = Engine(tiny_pair, CHAIN)
     expected = [alone.generate([r])[0].tokens for r in requests]
 
-    async with EngineLoop(engine) as loop:
-        both, others = await asyncio.gather(
-            loop.submit(requests[:2]), asyncio.gather(*(loop.submit([r]) for r in requests[2:]))
-        )
+    async with EngineLoop(threaded(engine)) as loop:
+        both, others = loop.submit(requests[:2]), [loop.submit([r]) for r in requests[2:]]
         results = await asyncio.gather(generations(both, 2), *map(generations, others))
         assert [g.tokens for result in results for g in result] == expected
         assert loop.running == 0
@@ -61,16 +57,16 @@ async def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair
 
 
 async def test_a_closed_or_lost_submission_frees_its_slots(engine):
-    async with EngineLoop(engine) as loop:
-        submission = await loop.submit([request(engine, f"closed {i}") for i in range(4)])
+    async with EngineLoop(threaded(engine)) as loop:
+        submission = loop.submit([request(engine, f"closed {i}") for i in range(4)])
         await submission.chunks.get()
         submission.close()
         assert loop.running == 0
-        submission = await loop.submit([request(engine, f"lost {i}") for i in range(4)])
+        submission = loop.submit([request(engine, f"lost {i}") for i in range(4)])
         del submission
         assert loop.running == 0
-        # On the engine's thread this comes after the cancellations.
-        submission = await loop.submit([request(engine, "next", tokens=1)])
+        # The engine gets this after the cancellations.
+        submission = loop.submit([request(engine, "next", tokens=1)])
         assert len((await generations(submission))[0].tokens) == 1
         assert engine.idle
 
@@ -78,16 +74,16 @@ async def test_a_closed_or_lost_submission_frees_its_slots(engine):
 async def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_one_not_at_all(
     engine,
 ):
-    async with EngineLoop(engine) as loop:
-        submission = await loop.submit([request(engine, f"choice {i}") for i in range(4)])
+    async with EngineLoop(threaded(engine)) as loop:
+        submission = loop.submit([request(engine, f"choice {i}") for i in range(4)])
         submission.close()
         submission.close()
         assert loop.cancelled == 1
         with pytest.raises(UserError, match="context"):
-            await loop.submit([request(engine, "good"), request(engine, "bad", tokens=10_000)])
+            loop.submit([request(engine, "good"), request(engine, "bad", tokens=10_000)])
         assert loop.running == 0
         assert loop.cancelled == 1
-        await generations(await loop.submit([request(engine, "next", tokens=1)]))
+        await generations(loop.submit([request(engine, "next", tokens=1)]))
         assert (loop.cancelled, engine.idle) == (1, True)
 
 
@@ -171,20 +167,12 @@ async def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_fo
         assert (answer.status_code, len(answer.json()["choices"])) == (200, 4)
 
 
-async def test_only_the_engines_thread_is_bound_to_its_cores(engine):
-    core = max(before := os.sched_getaffinity(0))
-
-    async with EngineLoop(engine, cores=[core]) as loop:
-        assert await loop.between_steps(lambda: os.sched_getaffinity(0)) == {core}
-    assert os.sched_getaffinity(0) == before
-
-
 LIMITS = Limits(3, step_tokens=32, share_prefixes=True)
 
 
 @pytest.fixture(scope="module")
 def engine_process(tiny_spec):
-    engine_process = EngineProcess(tiny_spec, BANDIT, LIMITS)
+    engine_process = EngineProcess(tiny_spec, BANDIT, LIMITS, [max(os.sched_getaffinity(0))])
     yield engine_process
     engine_process.close()
     assert engine_process._process.poll() == 0, "it did not end by itself"
@@ -192,8 +180,9 @@ def engine_process(tiny_spec):
 
 def test_it_answers_as_an_engine_here_does(engine_process, tiny_pair):
     prompts = ["def main(", "class A:", "import os", "x = 1", "y = 2"]
-    asked = [Request(p, engine_process.encode(p), 20, seed=n) for n, p in enumerate(prompts)]
-    expected = [g.tokens for g in Engine(tiny_pair, BANDIT, limits=LIMITS).generate(asked)]
+    engine = Engine(tiny_pair, BANDIT, limits=LIMITS)
+    asked = [Request(p, engine.encode(p), 20, seed=n) for n, p in enumerate(prompts)]
+    expected = [g.tokens for g in engine.generate(asked)]
     for request in asked:
         engine_process.add(request)
     answered: dict[str, list[int]] = {}
@@ -204,6 +193,11 @@ def test_it_answers_as_an_engine_here_does(engine_process, tiny_pair):
     with pytest.raises(UserError, match="the prompt is empty"):
         engine_process.add(Request("empty", (), 4))
     assert engine_process.idle
+
+
+def test_only_the_engines_process_is_bound_to_its_cores(engine_process):
+    cores = os.sched_getaffinity(0)
+    assert os.sched_getaffinity(engine_process._process.pid) == {max(cores)}
 
 
 def test_nothing_takes_of_the_cache_once_the_last_client_has_left(engine_process):
@@ -311,14 +305,3 @@ async def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
         while (await http.get("/ready")).status_code == 503:
             await asyncio.sleep(0.01)
         assert service.fleet.restarts == 3
-
-
-async def test_an_engine_in_this_process_that_hangs_is_broken(tiny_pair):
-    engine = Engine(tiny_pair)
-    engine.step = lambda: sleep(2) or []
-
-    async with EngineLoop(engine, patience=0.1) as loop:
-        submission = await loop.submit([LONG])
-        while loop.works:
-            await asyncio.sleep(0.01)
-        assert "a step takes longer than 0.1 s" in str(await submission.chunks.get())

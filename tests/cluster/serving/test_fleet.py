@@ -13,7 +13,6 @@ from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.service import Service
-from cluster.serving.replica import EngineReplica
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import _StreamedAnswer
 from specdec_core.base.errors import UserError
@@ -65,17 +64,9 @@ async def text(stream):
 
 
 def here(pair, configurations=(FOUR,), operation=NOT_OPERATED, slots=8, queue=128):
-    """A fleet of engines in this process, one for each configuration."""
+    """A fleet of engines in threads of this process, one for each configuration."""
     served = [served_of(Engine(pair, each, slots), queue) for each in configurations]
     return Fleet(served, operation)
-
-
-async def loaded_here(served, deployment):
-    """Instead of :meth:`Served.beside`, in this process."""
-    engine = Engine(load_pair(deployment.pair), deployment.configuration, 8)
-    other = served_of(engine, served.loop.queue, deployment)
-    other.loop.open()
-    return other
 
 
 def kill(served):
@@ -252,9 +243,7 @@ async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
 
 async def test_a_replica_whose_devices_are_lost_holds_up_no_other(tiny_pair, expected, monkeypatch):
     fleet, there = here(tiny_pair, [FOUR, FOUR]), threading.Event()
-    monkeypatch.setattr(Served, "beside", loaded_here)
-    monkeypatch.setattr(EngineReplica, "replaceable", True)
-    monkeypatch.setattr(fleet.replicas[1], "wait_for_devices", there.wait)
+    monkeypatch.setattr(fleet.replicas[1].served.loop.engine.host, "wait", there.wait)
 
     async with fleet:
         fleet.replicas[1].served.loop._fail("its node is lost")
@@ -270,8 +259,9 @@ async def test_a_replica_whose_devices_are_lost_holds_up_no_other(tiny_pair, exp
         assert (await waiting).served.deployment == lookup
 
 
-async def test_another_replica_continues_with_the_same_text(tiny_pair, expected):
+async def test_another_replica_continues_with_the_same_text(tiny_pair, expected, monkeypatch):
     """Twice: the replica that continues fails, too."""
+    monkeypatch.setattr(EngineProcess, "another", too_many_files)
     fleet = here(tiny_pair, [FOUR, LOOKUP, FOUR], slots=4)
 
     async with fleet:
@@ -290,7 +280,7 @@ async def test_another_replica_continues_with_the_same_text(tiny_pair, expected)
         by = {c.label for stream in streams for c, _ in stream.arms}
         assert by == {FOUR.label, LOOKUP.label}
         fleet.replicas[2].served.loop._fail("killed")
-        with pytest.raises(EngineFailed, match="killed"):
+        with pytest.raises(EngineFailed, match="too many open files"):
             await fleet.submit(requests(tiny_pair, "late")[:1])
 
 
@@ -323,12 +313,12 @@ async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_
 
 
 async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair, monkeypatch):
-    fleet, loaded = here(tiny_pair, [FOUR, FOUR]), []
+    fleet, loaded, load = here(tiny_pair, [FOUR, FOUR]), [], Served.beside
 
     async def beside(served, deployment):
         if served is fleet.replicas[1].served and deployment.configuration != LOOKUP:
             raise OSError("no memory")
-        loaded.append(await loaded_here(served, deployment))
+        loaded.append(await load(served, deployment))
         return loaded[-1]
 
     monkeypatch.setattr(Served, "beside", beside)
@@ -357,11 +347,7 @@ def trying(fleet, pair):
     return fleet.canary
 
 
-async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
-    tiny_pair, monkeypatch
-):
-    monkeypatch.setattr(Served, "beside", loaded_here)
-    monkeypatch.setattr(EngineReplica, "replaceable", True)
+async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(tiny_pair):
     async with here(tiny_pair, [FOUR, FOUR]) as fleet:
         champions = {replica.served for replica in fleet.replicas}
         await fleet.try_out(fleet.deployment.model_copy(update={"configuration": LOOKUP}), 0.5)
@@ -443,6 +429,8 @@ async def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair):
 
     async with here(tiny_pair, [FOUR, FOUR]) as fleet:
         canary = trying(fleet, tiny_pair)
+        for replica in fleet.replicas:
+            replica.served.loop.engine.host.exclusive = True
         for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
             with pytest.raises(UserError, match="is not replaced while it serves"):
                 await order(wanted)
@@ -461,9 +449,9 @@ async def test_what_cannot_be_written_down_is_served_all_the_same(tiny_pair, tmp
     assert "is not remembered" in caplog.text
 
 
-def known(served):
+async def known(served):
     """The rounds of each arm that a bandit knows of."""
-    return list(served.state()["rounds"])
+    return list((await served.loop.between_steps(served.state))["rounds"])
 
 
 async def test_replicas_share_what_they_learn(tiny_pair, monkeypatch):
@@ -477,10 +465,10 @@ async def test_replicas_share_what_they_learn(tiny_pair, monkeypatch):
             streams = [await fleet.submit([r]) for r in requests(tiny_pair, f"{number}", 20)[:2]]
             assert {stream.served for stream in streams} == {first, second}
             await asyncio.gather(*map(text, streams))
-            while known(first) != known(second):
+            while await known(first) != await known(second):
                 await asyncio.sleep(0.01)
             each = max(counts.total() for stream in streams for _, counts in stream.arms)
-            assert sum(known(first)) > number * each
+            assert sum(await known(first)) > number * each
 
 
 # Weights that are overwritten.
@@ -494,10 +482,8 @@ def copied(tiny_spec, tmp_path):
 
 
 @pytest.fixture
-def overwritten(copied, monkeypatch):
-    """A fleet of that pair, whose engines can be replaced, and what it serves."""
-    monkeypatch.setattr(Served, "beside", loaded_here)
-    monkeypatch.setattr(EngineReplica, "replaceable", True)
+def overwritten(copied):
+    """A fleet of that pair, and what it serves."""
     first = deployed(copied, FOUR, certificate="sure")
     return service_of(Engine(load_pair(copied), FOUR), deployment=first).fleet, first
 

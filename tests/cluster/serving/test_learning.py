@@ -28,10 +28,6 @@ BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": 
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
 
 
-def state_of(service):
-    return service.fleet.replicas[0].served.state()
-
-
 async def session(service, completions):
     """Run the application as a server would; /health after each completion."""
     found = []
@@ -54,8 +50,9 @@ async def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair, tmp_pa
     state = json.loads(path.read_text())
     assert state["rounds"] == [arm["rounds"] for arm in after["arms"]]
 
-    again = service_of(Engine(tiny_pair, BANDIT, 2), learned=path)
-    assert state_of(again) == state
+    engine = Engine(tiny_pair, BANDIT, 2)
+    again = service_of(engine, learned=path)
+    assert engine.learned.state() == state
     (more,) = await session(again, 1)
     assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
 
@@ -63,7 +60,8 @@ async def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair, tmp_pa
 async def test_it_is_kept_now_and_then_also_after_a_failure(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setattr(fleet, "KEEP", 0.01)
     path = tmp_path / "state.json"
-    service = service_of(Engine(tiny_pair, BANDIT), learned=path)
+    engine = Engine(tiny_pair, BANDIT)
+    service = service_of(engine, learned=path)
     keep, failures = service.fleet.keep_learned, [RuntimeError("the engine's process has ended")]
 
     async def fails_once():
@@ -77,7 +75,7 @@ async def test_it_is_kept_now_and_then_also_after_a_failure(tiny_pair, tmp_path,
         stream = await service.submit([Request("r", (5, 6, 7), 8, ignore_eos=True)])
         async for _ in stream:
             pass
-        while not path.exists() or json.loads(path.read_text()) != state_of(service):
+        while not path.exists() or json.loads(path.read_text()) != engine.learned.state():
             await asyncio.sleep(0.01)
 
 
@@ -165,7 +163,7 @@ async def test_requests_beside_a_busy_engine_do_not_count(sides, generation):
     canary = Canary([sides[0]], [sides[1]], 0.5)
 
     async with sides[0].loop as loop:
-        submission = await loop.submit([Request("long", (5, 6), 200, ignore_eos=True)])
+        submission = loop.submit([Request("long", (5, 6), 200, ignore_eos=True)])
         for number in range(COUNTED):
             assert canary.choose([str(number)]) == "challenger"
             canary.ended(str(number), generation)

@@ -16,7 +16,6 @@ BOUNDED = {
     ("engine_main.py", "self._messages.get"): "it ends with its server",
     ("engine_main.py", "argument.result"): "its server's limit for a step",
     ("hosts.py", "process.wait"): "the engine ends with its server's connection",
-    ("replica.py", "engine.host.wait"): "a thread of its own, without the fleet's lock",
     ("served.py", "engine.host.wait"): "a thread of its own; Ray has no room until then",
     ("start.py", "host.wait"): "the server is not ready until Ray has room",
     ("keeper.py", "process.wait"): "the command that it runs; `end_with_input` ends that",

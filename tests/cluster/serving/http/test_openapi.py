@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.bodies import MAX_BODY_BYTES
@@ -226,10 +227,11 @@ def test_what_is_answered_is_documented(api, method, path, content, status):
 def test_what_is_answered_when_the_engine_has_failed_is_documented(start, monkeypatch):
     api = start()
 
-    def break_down():
+    def break_down(*_):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(api.engine, "step", break_down)
+    monkeypatch.setattr(EngineProcess, "another", break_down)
     for status in (500, 503):  # the one that was running, and one that comes later
         answer = api.ask("POST", COMPLETIONS, json={"prompt": "x"})
         assert (answer.status_code, "memory" in answer.text) == (status, False)

@@ -245,7 +245,7 @@ def test_clients_that_leave_take_nothing_with_them(chat_url):
 def test_what_they_took_would_be_found(tiny_pair, monkeypatch):
     """The bug: a request whose client has left keeps some of the cache."""
 
-    class Kept(Engine):
+    class Kept(EngineProcess):
         lost = 0
 
         def cancel(self, request_id):
@@ -256,7 +256,7 @@ def test_what_they_took_would_be_found(tiny_pair, monkeypatch):
             status = super().status()
             return replace(status, cache_usage=status.cache_usage + 0.01 * self.lost)
 
-    monkeypatch.setattr("tests.local_server.Engine", Kept)
+    monkeypatch.setattr("tests.local_server.EngineProcess", Kept)
     with running(engine_server(tiny_pair, AUTOREGRESSIVE, 2)) as url:
         assert asyncio.run(asked(url, 24))[1]
         assert lost(url, 0.5)
