@@ -4,6 +4,7 @@ A stage runs while a shard of the target, the draft's process or a node is kille
 tokens and counts of models in one process. What is timed meanwhile is timed again.
 """
 
+import json
 import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
@@ -11,13 +12,17 @@ from functools import cache
 from multiprocessing import get_context
 from threading import Timer
 
+import httpx
 import pytest
 import ray
+import ray.serve
 from ray.cluster_utils import Cluster
 
 from cluster.placed_engine import loaded_pair, placed_engine
 from cluster.placement import Placement
 from cluster.recording import run_recording
+from cluster.serving import deployment
+from cluster.serving.start import Start
 from cluster.session import QUIET
 from cluster.sweep.run import run_sweep
 from research.papers.plan import PaperPlan
@@ -35,6 +40,7 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.observer import SweepObserver
+from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import Counts, TokenOrigin
 from tests.cluster.test_faults import actors
 from tests.commands import prompts_file, sweep_plan
@@ -109,6 +115,29 @@ def generate(spec, prompts, home, what):
                 loss.kill()
     assert tokens == expected.tokens
     return loss
+
+
+def serve(spec, prompts, home, what):
+    """A stream goes on, with the text of an answer before the loss."""
+    loss, text = Loss(what), ""
+    start = Start(deployment.deployment_of(spec, PEARL), "tiny", placement=PLACEMENT)
+    greedy = {"prompt": "def main():", "temperature": 0, "ignore_eos": True}
+    body = {"model": "tiny", "max_tokens": TOKENS, **greedy}
+    with deployment.serving(start, port=free_port()) as url, client_at(url) as client:
+        whole = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                    if not loss.happened:
+                        loss.kill()
+    ray.serve.shutdown()
+    assert text == whole
+    return loss
+
+
+def client_at(url):
+    return httpx.Client(base_url=url, timeout=300, trust_env=False)
 
 
 def record(spec, prompts, home, what):
@@ -233,7 +262,7 @@ def driver():
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["shard", "draft", "node"])
-@pytest.mark.parametrize("stage", [generate, record, profile, sweep, certify, bench, papers])
+@pytest.mark.parametrize("stage", [generate, serve, record, profile, sweep, certify, bench, papers])
 def test_a_stage_loses_nothing(driver, stage, what, tiny_spec, tmp_path):
     prompts = prompts_file(tmp_path, [f"def f{n}(x):" for n in range(SHARD + 2)])
     driver.submit(lose, stage, what, tiny_spec, prompts, tmp_path / "home").result()
