@@ -1,6 +1,5 @@
 """Rows of a target that is split by layers are fed as micro-batches, which its stages overlap."""
 
-import time
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
 from tests.cluster.sharded_target.test_exchange import connected
 from tests.cluster.sharded_target.test_shard_weights import FAMILIES
+from tests.commands import wait_until
 
 PROMPTS = [list(range(5, 25)), list(range(40, 50)), [7], list(range(60, 64))]
 BATCH = Batch(range(4), [[5, 6, 7], [8], [9, 10], [11]])
@@ -45,15 +45,16 @@ def stage(rank, folder):
     shard.prefill(0, [Batch(range(4), PROMPTS, wanted=[0] * 4)])
     first_stage_is_done = Path(folder) / "done"
     if rank == 1:
-        while not first_stage_is_done.exists():
-            time.sleep(0.01)
+        wait_until(first_stage_is_done.exists)
         exchange._arrived[0] += exchange._wires[0].receive()
         assert len(exchange._arrived[0]) == 2, "in flight before the last stage begins"
     answer = shard.forward(0, micro_batches(BATCH, 2), True)
     if rank == 0:
         first_stage_is_done.touch()
+        wait_until((Path(folder) / "answered").exists)  # its end would close the connection
     else:
         torch.save(answer, f"{folder}/answer")
+        (Path(folder) / "answered").touch()
 
 
 def test_a_stage_begins_the_next_one_before_the_last_stage_has_answered(tmp_path):
