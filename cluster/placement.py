@@ -6,10 +6,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import uuid4
 
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -70,6 +72,9 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
     Raises:
         UserError: the cluster lacks the devices.
     """
+    actor, worker = _actor_and_worker()
+    if actor:
+        release(actor, except_by=worker)
     kind, nodes = _devices(placement)
     name = "GPUs" if kind == "GPU" else "CPU cores"
     where = "one node" if len(nodes) == 1 else f"{len(nodes)} nodes of {sorted(nodes)[::-1]}"
@@ -119,6 +124,21 @@ def _devices(placement: Placement) -> tuple[Literal["GPU", "CPU"], list[int]]:
     return "GPU", list(map(min, cores, gpus))
 
 
+def release(actor: str, except_by: str | None = None) -> None:
+    """Remove what the actor of that id has reserved, except by the worker of that id: Ray keeps it
+    when the actor is killed, and when it is started again, in another worker."""
+    for group in placement_group_table().values():
+        owner, _, by = group["name"].partition(" ")
+        if owner == actor and group["state"] != "REMOVED" and by.split(" ")[0] != except_by:
+            remove_placement_group(get_placement_group(group["name"]))
+
+
+def _actor_and_worker() -> tuple[str, str]:
+    """The ids of this actor, empty where there is none, and of its process."""
+    context = ray.get_runtime_context()
+    return context.get_actor_id() or "", context.get_worker_id()
+
+
 def _reserve(
     placement: Placement,
     kind: Literal["GPU", "CPU"],
@@ -130,8 +150,10 @@ def _reserve(
     placed = Placed(placement, kind)
     bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
     slots: list[tuple[PlacementGroup, int]] = []
+    actor, worker = _actor_and_worker()
     for strategy, devices in parts:
-        group = placement_group([bundle] * devices, strategy=strategy)
+        name = f"{actor} {worker} {uuid4().hex}" if actor else ""
+        group = placement_group([bundle] * devices, strategy=strategy, name=name)
         placed.groups.append(group)
         if not wait_for(group, max(deadline - time.monotonic(), 0.1)):
             placed.remove()

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from cluster.placed_engine import placed_engine
+from cluster.placement import release
 from cluster.serving.engine_main import connected, decode
 from cluster.serving.engine_process import Host, Process, start_process
 from cluster.session import get, listening_address, start_actor
@@ -35,8 +36,9 @@ class EngineHolder:
         self._placement = placement
         self._processes: dict[int, Popen[bytes]] = {}
 
-    def ready(self) -> None:
-        """Returns once this process runs."""
+    def ready(self) -> str:
+        """The id of this actor, once its process runs."""
+        return ray.get_runtime_context().get_actor_id() or ""
 
     def run(self, engine: int, host: str, port: int, key: bytes) -> None:
         """Run an engine for the server at that address until it ends."""
@@ -61,7 +63,7 @@ class DeviceHost(Host):
 
     def __init__(self, needs: dict[str, float], placement: Placement | None = None) -> None:
         self.exclusive = placement is not None
-        self._numbers = count()
+        self._numbers, self._id = count(), ""  # the holder's, once it runs
         self._actor = start_actor(
             EngineHolder,
             placement,
@@ -83,7 +85,7 @@ class DeviceHost(Host):
         end = monotonic() + _AGAIN
         while True:
             try:
-                get(self._actor.ready.remote())
+                self._id = get(self._actor.ready.remote())
                 break
             except RayError as error:
                 # Ray refuses calls of a holder that it starts again.
@@ -94,6 +96,8 @@ class DeviceHost(Host):
 
     def close(self) -> None:
         ray.kill(self._actor)
+        if self._id:
+            release(self._id)
 
 
 class _HeldProcess:

@@ -12,7 +12,7 @@ from ray.runtime_env import RuntimeEnvConfig
 
 from cluster.devices import claim_device
 from cluster.placed_engine import loaded_pair
-from cluster.placement import Placement, place
+from cluster.placement import Placement, place, release
 from cluster.recording import run_recording
 from cluster.session import QUIET, start_actor
 from cluster.sharded_target.shard import Shard
@@ -113,6 +113,24 @@ def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running):
     finally:
         placed.remove()
     place(placement(draft=0, target=has)).remove()  # and nothing of the failed one is left behind
+
+
+@ray.remote(num_cpus=0, max_restarts=1, max_task_retries=-1)
+class Reserving:
+    def reserve(self, devices):
+        self.placed = place(placement(draft=0, target=devices))
+        return ray.get_runtime_context().get_actor_id(), os.getpid()
+
+
+def test_an_actor_that_ray_starts_again_gets_its_devices_back(ray_running):
+    has = int(ray.cluster_resources()["CPU"])
+    actor = Reserving.remote()
+    name, before = ray.get(actor.reserve.remote(has))
+    os.kill(before, signal.SIGKILL)
+    assert ray.get(actor.reserve.remote(has))[1] != before
+    ray.kill(actor)
+    release(name)
+    place(placement(draft=0, target=has)).remove()
 
 
 def test_processes_may_take_as_long_to_start_as_their_runtime_environment():
