@@ -349,9 +349,9 @@ def load_paper_plan(
     **overrides: Any,
 ) -> PaperPlan:
     """Read the file of a plan. `only` names the tables to keep, `sources` are the paths of prompt
-    sets, `limit` is the number of prompts of each set that is not learned from, and `recorded`
-    the number of those that are recorded, else `limit`, too; a recording's own limit, where it has
-    one, is never exceeded. `chat_template` says how all are rendered, and `overrides` replace
+    sets, `limit` is the number of prompts of each set that is not learned from. `recorded` is the
+    number of prompts of each set that are recorded; unset, it is `limit`. A limit of the recording
+    in the file is not exceeded. `chat_template` says how all are rendered, and `overrides` replace
     top-level values (:func:`specdec_core.config.overridden`).
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""

@@ -130,10 +130,10 @@ def forwards_verdict(result: PapersResult, key: str) -> str:
     """The verdict on forward times by regression."""
     times, found = result.forward_times(key), result.throughputs(key)
     known = times[times["refused"] == ""]
-    errors = between(found["error"], ".1%") if len(found) else "unknown"
+    errors = f"off by {between(found['error'], '.1%')}" if len(found) else "unknown"
     return verdict(
         [*(times["r2"] >= FITS), *(found["error"] <= DEVIATES if len(found) else ())],
-        f"R² {between(known['r2'], '.3f')} and predicted throughputs off by {errors} (paper at"
+        f"R² {between(known['r2'], '.3f')} and predicted throughputs {errors} (paper at"
         f" least {FITS:g} and at most {DEVIATES:.1%}); measured reason: single decodings of"
         f" {times['decodings'].min()} to {times['decodings'].max()}, and"
         f" {len(times) - len(known)} of {len(times)} fits do not determine the times.",

@@ -28,7 +28,7 @@ from specdec_core.config import CANDIDATES, Configuration, PolicySettings, Value
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.tokens.statistics import Counts
 
-EVERY = "*"  # in place of a draft's name: every draft without a time of its own
+EVERY = "*"  # in place of a draft's name: every draft that is not named
 
 
 class Profile(Value):
