@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import TypeAdapter
+from ray.exceptions import RayActorError
 
 from cluster.placed_engine import check_placement
 from cluster.recording import run_recording, weights_of
@@ -51,6 +51,7 @@ from specdec_core.measure.losses import again_if_lost
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
+from specdec_core.models.runner import CacheLost
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.observer import RecordingObserver
@@ -147,14 +148,32 @@ def run_papers(
         folder.check_weights(weights_here(result.plan.pair, measured))
         return result.model_copy(update={"plan": plan}), folder
     work = plan.work(list(sets))
+    texts = {key: loaded for key, (_, loaded) in prompts.items() if key in work}
     observer.stage("connecting to Ray, loading the pair")
-    with ExitStack() as held:
-        held.enter_context(ray_session())
-        runner = plan.pair.runner
-        gpus = resources(runner.threads, runner.device)["GPU"]
-        chosen = folder.pair() or plan.pair
-        bench, placed = held.enter_context(open_bench(chosen, plan.cluster, gpus))
-        texts = {key: loaded for key, (_, loaded) in prompts.items() if key in work}
+
+    def once() -> PapersResult:
+        try:
+            return _measured(plan, work, texts, sets, folder, identity, observer)
+        except RayActorError:
+            raise CacheLost("the measuring process was lost") from None
+
+    with ray_session():
+        return again_if_lost(once, observer), folder
+
+
+def _measured(
+    plan: PaperPlan,
+    work: Mapping[str, Mapping[Configuration, int]],
+    texts: Mapping[str, Sequence[Prompt]],
+    sets: Mapping[str, PromptSet],
+    folder: PapersFolder,
+    identity: str,
+    observer: Observer,
+) -> PapersResult:
+    """Load the pair, and measure what is not in `folder` yet."""
+    runner = plan.pair.runner
+    gpus = resources(runner.threads, runner.device)["GPU"]
+    with open_bench(folder.pair() or plan.pair, plan.cluster, gpus) as (bench, placed):
         requests = {key: bench.requests(t, plan.max_new_tokens) for key, t in texts.items()}
         pair = bench.spec()
         distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
@@ -182,7 +201,7 @@ def run_papers(
                 differences=differences,
             )
             result.save(folder.path)
-    return result, folder
+    return result
 
 
 def study_inputs(
