@@ -33,6 +33,8 @@ from specdec_core.recordings.schema import (
 )
 
 SHARD = 8  # prompts: the most that a killed recording loses for each process
+_ANSWERS = 64  # prompts: the same, where nothing is recorded but a target's answers
+_SHARDS = 16  # at least, before shards have more prompts than SHARD
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def planned(
     prints = fingerprints(plan.pair)
     folder = out or home / "traces" / (name or plan.name(prints, prompt_set))
     header = _begun(folder, plan, prints, prompt_set)
-    batches = _batches(prompts, tokenizer)
+    alone = not plan.pair.drafts and plan.served is None
+    batches = _batches(prompts, tokenizer, _ANSWERS if alone else SHARD)
     wanted = PlannedRecording(plan, folder, prints, prompt_set, batches, header)
     if not wanted.finished:
         # Raises for a prompt that is too long for the models, or empty.
@@ -211,8 +214,9 @@ def _typed(pair: PairSpec, header: Header) -> PairSpec:
     return pair.model_copy(update={"runner": pair.runner.model_copy(update=types)})
 
 
-def _batches(prompts: Sequence[Prompt], tokenizer: Any) -> dict[int, Batch]:
-    """The shards by number, with one prompt for each text."""
+def _batches(prompts: Sequence[Prompt], tokenizer: Any, most: int) -> dict[int, Batch]:
+    """The shards by number, with one prompt for each text. Shards have up to `most` prompts, if
+    that leaves a shard for each of several processes."""
     chosen: dict[tuple[object, ...], ShardPrompt] = {}
     number = 0
     for prompt in prompts:
@@ -222,8 +226,9 @@ def _batches(prompts: Sequence[Prompt], tokenizer: Any) -> dict[int, Batch]:
         if text not in chosen:
             chosen[text] = ShardPrompt(numbers, prompt, asked.tokens())
     every = list(chosen.values())
-    starts = range(0, len(every), SHARD)
-    return {number: every[start : start + SHARD] for number, start in enumerate(starts)}
+    size = max(SHARD, min(most, len(every) // _SHARDS))
+    starts = range(0, len(every), size)
+    return {number: every[start : start + size] for number, start in enumerate(starts)}
 
 
 def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:

@@ -41,6 +41,7 @@ from specdec_core.tokens.sampling import RandomStream, warp
 _CHUNK = 128  # positions of a teacher-forced forward
 _BRANCHES = 8  # continuations drafted together
 _SLOTS = 8  # prompts completed together
+_SLOTS_ALONE = 32  # the same, for a target without drafts
 
 
 class Recorder:
@@ -53,7 +54,8 @@ class Recorder:
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
         self.engine: Engine | None = None
         if header.served is None:
-            self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=_SLOTS)
+            slots = _SLOTS if pair.drafts else _SLOTS_ALONE
+            self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=slots)
         self.drafts: dict[str, ModelRunner] = {}
         self.heads: dict[str, HeadRecorder] = {}
         for name, draft in pair.drafts.items():

@@ -90,7 +90,7 @@ class Loss(Heard, SweepObserver, RecordingObserver):
         self.step()
 
     def kill(self) -> None:
-        title = "Draft" if self.what == "draft" else "Shard"
+        title = {"draft": "Draft", "bench": "Bench"}.get(self.what, "Shard")
         node = next(node for node in nodes().worker_nodes if title in actors(node))
         if self.what == "node":
             nodes().remove_node(node, allow_graceful=False)
@@ -267,8 +267,9 @@ CELLS = [(stage, what) for stage in STAGES for what in ("shard", "draft", "node"
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "what"),
-    # A node may also have the server, with which its streams end.
-    [*CELLS, (serve, "shard"), (serve, "draft")],
+    # A node may also have the server, with which its streams end. The bench is the process that
+    # measures, which a lost node may have had, too.
+    [*CELLS, (serve, "shard"), (serve, "draft"), (sweep, "bench"), (papers, "bench")],
 )
 def test_a_stage_loses_nothing(driver, stage, what, tiny_spec, tmp_path):
     prompts = prompts_file(tmp_path, [f"def f{n}(x):" for n in range(SHARD + 2)])

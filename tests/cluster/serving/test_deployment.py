@@ -192,6 +192,20 @@ def expected(replicas_url):
 
 
 @pytest.mark.long
+def test_a_killed_engine_on_placed_devices_changes_no_text(ray_running, tiny_spec):
+    start = Start(deployment.deployment_of(tiny_spec, CHAIN), placement=Placement())
+    with deployment.serving(start, port=free_port()) as url, ThreadPoolExecutor(2) as pool:
+        whole = [answer(url, body) for body in BODIES[:2]]
+        running = [pool.submit(answer, url, body) for body in BODIES[:2]]
+        wait_until(lambda: health(url)["running"] == 2)
+        for holder in children("ray::EngineHolder"):
+            holder.kill()
+        assert [each.result() for each in running] == whole
+        wait_until(lambda: health(url)["restarts"] == 1)
+    serve.shutdown()
+
+
+@pytest.mark.long
 def test_replicas_answer_as_one_server(replicas_url, expected):
     status = health(replicas_url)
     assert (status["ready"], status["slots"], status["running"]) == (True, 8, 0)
@@ -242,17 +256,3 @@ def test_a_killed_replica_changes_no_text(replicas_url, expected):
         lambda: health(replicas_url)["restarts"] == 1 and len(children("ray::EngineHolder")) == 2
     )
     assert [answer(replicas_url, body) for body in BODIES[:2]] == expected[:2]
-
-
-@pytest.mark.long
-def test_a_killed_engine_on_placed_devices_changes_no_text(ray_running, tiny_spec):
-    start = Start(deployment.deployment_of(tiny_spec, CHAIN), placement=Placement())
-    with deployment.serving(start, port=free_port()) as url, ThreadPoolExecutor(2) as pool:
-        whole = [answer(url, body) for body in BODIES[:2]]
-        running = [pool.submit(answer, url, body) for body in BODIES[:2]]
-        wait_until(lambda: health(url)["running"] == 2)
-        for holder in children("ray::EngineHolder"):
-            holder.kill()
-        assert [each.result() for each in running] == whole
-        wait_until(lambda: health(url)["restarts"] == 1)
-    serve.shutdown()
