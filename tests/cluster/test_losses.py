@@ -91,7 +91,8 @@ class Loss(Heard, SweepObserver, RecordingObserver):
 
     def kill(self) -> None:
         title = {"draft": "Draft", "bench": "Bench"}.get(self.what, "Shard")
-        node = next(node for node in nodes().worker_nodes if title in actors(node))
+        every = [*nodes().worker_nodes, nodes().head_node]  # a bench may be on the head
+        node = next(node for node in every if title in actors(node))
         if self.what == "node":
             nodes().remove_node(node, allow_graceful=False)
         else:
@@ -154,8 +155,10 @@ def record(spec, prompts, home, what):
 
 
 def sweep(spec, prompts, home, what):
-    """One configuration is counted before the loss, the other one during it."""
-    loss, whole = Loss(what, "counting", "timing"), load_pair(spec)
+    """One configuration is counted before the loss, the other one during it; the bench counts
+    none."""
+    during = ("timing",) if what == "bench" else ("counting", "timing")
+    loss, whole = Loss(what, *during), load_pair(spec)
     chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
     search = [{"drafter": each} for each in (chain, {"kind": "pearl", "window": 4, "wait": 2})]
     once = {"finalists": 2, "repeats": 1, "race": {"seconds": 0, "further": 0, "challengers": 0}}
