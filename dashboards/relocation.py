@@ -9,8 +9,6 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from specdec_core.base.errors import UserError
 
@@ -29,16 +27,14 @@ def artifacts_of(home: Path, experiment: str) -> str:
     return (home / "mlartifacts" / experiment).as_uri()
 
 
-def relocate(database: Path, home: Path) -> list[Path]:
-    """Lead the addresses of artifacts in the store `database` to its workspace `home`. Returns the
-    folders where the workspace was.
+def relocate(database: Path, home: Path) -> None:
+    """Lead the addresses of artifacts in the store `database` to its workspace `home`.
 
     Processes must not use a store by several paths at the same time.
 
     Raises:
         UserError: the store cannot be written.
     """
-    formers = set()
     try:
         with closing(sqlite3.connect(database, timeout=_PATIENCE)) as store, store:
             experiments = store.execute("SELECT name, artifact_location FROM experiments")
@@ -47,11 +43,8 @@ def relocate(database: Path, home: Path) -> list[Path]:
                 new = artifacts_of(home, name)
                 if old != new and old.endswith(inside):
                     _lead_addresses(store, old, new)
-                    former = url2pathname(urlsplit(old.removesuffix(inside)).path)
-                    formers.add(Path(former))
     except sqlite3.Error as error:
         raise UserError(f"{database}: cannot be led to its new place {home}: {error}") from None
-    return sorted(formers)
 
 
 def _lead_addresses(store: sqlite3.Connection, old: str, new: str) -> None:

@@ -83,7 +83,8 @@ def connect(patient: bool = False) -> MlflowClient:
                 f"{store_name()} (MLFLOW_TRACKING_URI): cannot be used: {reason[0]}"
             ) from error
     if own_store():
-        remember(workspace(), *relocate(workspace() / "mlflow.db", workspace()))
+        relocate(workspace() / "mlflow.db", workspace())
+        remember(workspace())
     return client
 
 
