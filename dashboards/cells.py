@@ -81,9 +81,9 @@ def ratio(name: str, low: str | None = None, high: str | None = None) -> Cell:
     return lambda row: as_ratio(row[name], row[low or f"{name}_low"], row[high or f"{name}_high"])
 
 
-def interval(name: str, form: str, scale: float = 1.0) -> Cell:
+def interval(name: str, form: str) -> Cell:
     """A column with its interval, from the columns `<name>_low` and `<name>_high`."""
-    value, low, high = (number(name + end, form, scale) for end in ("", "_low", "_high"))
+    value, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
     return lambda row: NONE if unknown(row[name]) else f"{value(row)} ({low(row)} to {high(row)})"
 
 

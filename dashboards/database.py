@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from mlflow import MlflowClient
 from mlflow.store.db.db_types import DATABASE_ENGINES
-from sqlalchemy import NullPool, create_engine, inspect, literal, make_url, select, table
+from sqlalchemy import NullPool, create_engine, inspect, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from specdec_core.base.errors import UserError
@@ -102,37 +102,25 @@ def _fault(uri: str, another: str) -> str | None:
     waiting = {"timeout": 20} if uri.startswith("sqlite") else {}
     engine = create_engine(uri, poolclass=NullPool, connect_args=waiting)
     with engine.connect() as connection:
-        tables = frozenset(inspect(connection).get_table_names())
-        filled = (
-            connection.execute(select(literal(1)).select_from(table(name)).limit(1)).first()
-            for name in ("runs", "registered_models")
-            if name in tables
-        )
+        tables = inspect(connection).get_table_names()
         revision = MigrationContext.configure(connection).get_current_revision()
-        used = any(filled)
     scripts = ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent))
     if revision == scripts.get_current_head():
         return None
     if not tables and sqlite_file(uri) is None:
         return None  # a server's, which MLflow fills
-    try:
-        known = revision is None or scripts.get_revision(revision) is not None
-    except CommandError:
-        known = False
-    if tables and "experiments" not in tables:
-        return f"holds other tables than MLflow's; {another}"
-    if not known:
+    if "experiments" not in tables:
+        return f"holds no tables of MLflow's; {another}"
+    known = {script.revision for script in scripts.walk_revisions()}
+    if revision is not None and revision not in known:
         return (
             f"a newer MLflow than {mlflow.__version__} wrote it (schema {revision}); use that"
             f" one, or {another}"
         )
-    if not used:
-        return f"its making was interrupted, and it holds no runs; {another}"
-    if any(name.startswith("_alembic_tmp") for name in tables):
-        return f"an upgrade of it was interrupted; restore a copy of it, or {another}"
     return (
         f"an earlier MLflow wrote it (schema {revision}); keep a copy of it, then run"
-        f" `mlflow db upgrade {in_shell(uri)}`"
+        f" `mlflow db upgrade {in_shell(uri)}`; where that fails, its making or an upgrade was"
+        f" interrupted: restore a copy of it, or {another}"
     )
 
 

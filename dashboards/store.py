@@ -21,7 +21,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from dashboards.database import SECONDS, in_background, is_database, missing, prepare, sqlite_file
-from dashboards.relocation import FOLDER, artifacts_of, relocate
+from dashboards.relocation import artifacts_of, relocate
 from dashboards.views import present
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
@@ -29,6 +29,7 @@ from specdec_core.base.uris import sqlite_uri, without_passwords
 from specdec_core.base.workspace import remember, workspace
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
+FOLDER = "specdec.folder"  # tag of a run that is taken up again: the place of its folder
 # The store did not answer, or answered that it cannot take anything now.
 _LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
 
@@ -82,7 +83,8 @@ def connect(patient: bool = False) -> MlflowClient:
                 f"{store_name()} (MLFLOW_TRACKING_URI): cannot be used: {reason[0]}"
             ) from error
     if own_store():
-        remember(workspace(), *relocate(workspace() / "mlflow.db", workspace()))
+        relocate(workspace() / "mlflow.db", workspace())
+        remember(workspace())
     return client
 
 
@@ -114,19 +116,6 @@ def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator
         yield from page
         if not (token := page.token):
             return
-
-
-def runs_in(client: MlflowClient, experiment_id: str, folder: Path) -> Iterator[Run]:
-    """The runs that were begun for `folder`: in the workspace's own store on any machine, in
-    another on this one."""
-    where = place_of(folder)
-    if not own_store():
-        yield from runs_where(client, experiment_id, f"tags.`{FOLDER}` = '{where}'")
-        return
-    inside = where.removeprefix(host())
-    for run in runs_where(client, experiment_id, f"tags.`{FOLDER}` LIKE '%:{inside}'"):
-        if run.data.tags[FOLDER].endswith(f":{inside}"):  # a name may hold LIKE's own signs
-            yield run
 
 
 def artifact(client: MlflowClient, version: ModelVersion, path: str, scratch: str) -> Path:
@@ -185,14 +174,15 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def host() -> str:
-    """The beginning of what :func:`place_of` returns on this machine."""
-    return f"{platform.node()}:"
-
-
 def place_of(folder: Path) -> str:
-    """Host and folder, without the quotes that a query could not hold."""
-    return f"{host()}{folder.resolve()}".replace("'", "_")
+    """What names a folder in the store, without the quotes that a query could not hold: its path in
+    the workspace, wherever that lies, in the workspace's own store; else host and path."""
+    path, home = folder.resolve(), workspace()
+    if own_store() and path.is_relative_to(home):
+        place = str(path.relative_to(home))
+    else:
+        place = f"{platform.node()}:{path}"
+    return place.replace("'", "_")
 
 
 def log_prompts(

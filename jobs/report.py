@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import describe
 from specdec_core.search.results import SweepResult
 
 
@@ -27,7 +25,7 @@ def main(
     from dashboards.reports import sweep
 
     folder = newest_sweep(workspace() / "sweeps") if sweep_folder is None else sweep_folder
-    report = sweep.report(load(folder))
+    report = sweep.report(SweepResult.load(folder))
     page = write_page(report, folder)
     console.print(report.title, style="bold", markup=False)
     point("report", page)
@@ -39,16 +37,6 @@ def newest_sweep(sweeps: Path) -> Path:
     if not results:
         raise UserError(f"{sweeps}: no sweep yet; run `specdec sweep` first")
     return results[-1].parent
-
-
-def load(folder: Path) -> SweepResult:
-    """The result in a sweep's folder. Raises :class:`UserError` without a result."""
-    try:
-        return SweepResult.load(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{folder}: not the folder of a sweep: no sweep.json in it") from None
-    except ValidationError as error:
-        raise UserError(f"{folder / 'sweep.json'}: {describe(error)}") from None
 
 
 if __name__ == "__main__":

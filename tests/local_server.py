@@ -11,15 +11,15 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.serving.engine_fleet import EngineFleet
 from cluster.serving.engine_loop import QUEUE, EngineLoop
 from cluster.serving.engine_main import Load, connected, decode
 from cluster.serving.engine_process import EngineProcess, Host
-from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.pages import Page
 from cluster.serving.http.service import Service
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, ServedEngine
 from dashboards.pages import PLAYGROUND
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import Configuration, PairSpec
@@ -91,21 +91,21 @@ def served_of(
     queue: int = QUEUE,
     deployment: Deployment | None = None,
     learned: Path | None = None,
-) -> Served:
+) -> ServedEngine:
     """An engine behind its loop, as it is deployed."""
     if not isinstance(engine, EngineProcess):
         engine = threaded(engine)
     deployment = deployment or Deployment(
         pair=engine.pair.spec, configuration=engine.configuration, learned=learned
     )
-    return Served(EngineLoop(engine, queue), deployment)
+    return ServedEngine(EngineLoop(engine, queue), deployment)
 
 
 def fleet_of(
     engine: Engine | EngineProcess, operation: Operation = NOT_OPERATED, **more: Any
-) -> Fleet:
+) -> EngineFleet:
     """A fleet of one engine; `more` as above."""
-    return Fleet([served_of(engine, **more)], operation)
+    return EngineFleet([served_of(engine, **more)], operation)
 
 
 def service_of(

@@ -10,7 +10,7 @@ first that allows a decision makes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil, isfinite
 from typing import Literal, NamedTuple
 
@@ -47,11 +47,11 @@ class Canary:
 
     def __init__(
         self,
-        champion: list[Served],
-        challenger: list[Served],
+        champion: Sequence[Served],
+        challenger: Sequence[Served],
         share: float,
     ) -> None:
-        self.sides: dict[Side, list[Served]] = {"champion": champion, "challenger": challenger}
+        self.sides: dict[Side, Sequence[Served]] = {"champion": champion, "challenger": challenger}
         self.share = share
         self.state: Literal["running", "promoted", "dropped"] = "running"
         self.reason = ""
@@ -137,7 +137,7 @@ class Canary:
 
     def _other_idle(self, side: Side) -> bool:
         other = self.sides["champion" if side == "challenger" else "challenger"]
-        return not any(served.loop.running for served in other)
+        return not any(served.running for served in other)
 
 
 def check_comparable(configurations: Iterable[Configuration], share: float) -> None:

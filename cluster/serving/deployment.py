@@ -20,7 +20,6 @@ from cluster.serving.http.app import build_app
 from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import PromptSampling
-from cluster.serving.http.service import Service
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
@@ -56,8 +55,7 @@ class CompletionServer:
     ) -> None:
         end_with_parent()
         self._page, self._samples, self._listener = page, samples, listener
-        self._service: Service | ExternalService
-        self._service = start.external() if start.engine is not None else start.service()
+        self._service = start.service() if start.engine is None else start.external()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         if isinstance(self._service, ExternalService):

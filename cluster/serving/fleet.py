@@ -1,91 +1,73 @@
 """The replicas of a server, and the deployment that all of them serve.
 
-A request goes to one replica, and is continued by another engine where its engine fails. A new
-deployment is loaded beside the old one on every replica. Once all are ready, new requests go to the
-new engines; the old ones finish their requests, and end. A deployment that a replica cannot load
-changes nothing.
+A replica's engine is this library's or another program's server: what is said here holds for both.
+A new deployment is loaded beside the old one on every replica. Once all are ready, new requests go
+to the new engines; the old ones finish their requests, and end. A deployment that a replica cannot
+load changes nothing. An engine that fails is started again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Generic, Self
 
 from cluster.placed_engine import check_models
-from cluster.serving.canary import Canary, Side, check_comparable
-from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull, Submission
-from cluster.serving.engine_process import EngineProcess
-from cluster.serving.prefixes import Prefixes, Reason
-from cluster.serving.replica import EngineReplica
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
-from cluster.serving.stream import Stream
+from cluster.serving.canary import Canary, check_comparable
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.replica import FleetReplica
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, S, run_as
 from specdec_core.base.errors import UserError
-from specdec_core.engine import Request
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import check_pair
-from specdec_core.tokens.statistics import Generation
 
 logger = logging.getLogger(__name__)
 
-_WATCH = 1.0  # seconds between checks of the replicas
-_SHARE = 30.0  # seconds between exchanges of what their bandits have learned
-KEEP = 60.0  # seconds between copies of what was learned
+_WATCH = 1.0  # seconds between checks of a replica
 
 
-class Fleet:
-    """Answers requests by the engines of its replicas; `served` has the first engine of each. Use
-    as `async with`."""
+class Fleet(Generic[S]):
+    """Replicas, of which `served` has the first engines. Use as `async with`."""
 
-    def __init__(self, served: Sequence[Served], operation: Operation = NOT_OPERATED) -> None:
-        self.replicas = [EngineReplica(str(number), each) for number, each in enumerate(served)]
+    def __init__(self, served: Sequence[S], operation: Operation = NOT_OPERATED) -> None:
+        self.replicas = [FleetReplica(str(number), each) for number, each in enumerate(served)]
         self.deployment, self.operation = served[0].deployment, operation
         self.previous: Deployment | None = None  # to which a rollback returns
-        self.switches = self.resumed = self.restarts = 0  # restarts of engines that failed
-        self.routed: Counter[Reason] = Counter({"prefix": 0, "busy": 0, "load": 0})
+        self.switches = self.restarts = 0  # restarts of engines that failed
         self.canary: Canary | None = None  # the last one
-        self.observer = LoopObserver()
         self._changing = asyncio.Lock()
-        self._prefixes = Prefixes(served[0].loop.engine.slots)
+        self._tasks: list[asyncio.Task[None]] = []
 
-    def observe(self, observer: LoopObserver) -> None:
-        """Have `observer` follow the requests of all engines."""
-        self.observer = observer
+    async def __aenter__(self) -> Self:
         for replica in self.replicas:
-            for served in replica.engines():
-                served.loop.observer = observer
-
-    async def __aenter__(self) -> Fleet:
-        for replica in self.replicas:
-            replica.served.loop.open()
-        self._tasks = [
-            asyncio.create_task(every(_WATCH, self._watch)),
-            asyncio.create_task(every(_SHARE, self.share)),
-            asyncio.create_task(every(KEEP, self.keep_learned)),
-        ]
+            self.repeat(_WATCH, partial(self.watch, replica))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         for replica in self.replicas:
-            replica.close()
+            await replica.close()
 
     def end(self) -> None:
-        """Save what was learned, and end the engines' processes."""
-        with suppress(RuntimeError):  # its process has ended
-            self._learner.keep_learned()
+        """End the engines, side by side, and give back their devices."""
+        engines = [served for replica in self.replicas for served in replica.engines()]
+        with ThreadPoolExecutor(len(engines)) as pool:
+            list(pool.map(lambda served: served.end(at_once=True), engines))
         for replica in self.replicas:
-            replica.served.end()
-            replica.served.loop.engine.host.close()  # it gives back the devices
+            replica.served.host.close()
+
+    def repeat(self, seconds: float, call: Callable[[], Awaitable[None]]) -> None:
+        """Call again and again, as :func:`every` does, until the fleet is left."""
+        self._tasks.append(asyncio.create_task(every(seconds, call)))
 
     @property
-    def engine(self) -> EngineProcess:
-        """The engine of the first replica; all replicas have equal engines."""
-        return self.replicas[0].served.loop.engine
+    def working(self) -> list[S]:
+        """The engines that take new requests, without challengers."""
+        return [served for each in self.replicas if (served := each.side("champion"))]
 
     @property
     def running(self) -> int:
@@ -105,10 +87,7 @@ class Fleet:
     @property
     def accepting(self) -> bool:
         """Whether a request that comes now is answered without waiting for another engine."""
-        return any(
-            replica.side("champion") and not replica.failure and not replica.served.loop.full
-            for replica in self.replicas
-        )
+        return any(each.served.accepting and not each.failure for each in self.replicas)
 
     @property
     def failure(self) -> EngineFailed | None:
@@ -117,155 +96,58 @@ class Fleet:
         return failures[0] if all(failures) else None
 
     def check(self) -> None:
-        """Raises :class:`EngineFailed` where no engine works and none can be started."""
-        if failure := self.failure:
+        """Raises :class:`EngineFailed` where the whole server is to be started again: no engine
+        works, and none can be started. Other programs' servers are always tried again here."""
+        if (failure := self.failure) and not self._elsewhere:
             raise failure
-
-    # Requests.
-
-    async def submit(self, requests: Sequence[Request]) -> Stream:
-        """Hand all requests to one engine, or none.
-
-        Raises:
-            UserError: the engine rejects a request.
-            QueueFull: too many are waiting, also at the least busy replica.
-            EngineFailed: no engine works.
-        """
-        side = await self._side(requests)
-        try:
-            served, submission = await self._hand(requests, side)
-        except EngineFailed:
-            self.observer.failed([request.id for request in requests])
-            raise
-        return Stream(requests, served, submission, self._resume, self._ended)
-
-    async def _resume(
-        self, failed: Served, requests: Sequence[Request]
-    ) -> tuple[Served, Submission]:
-        """Hand requests that an engine has begun to another one. Raises :class:`EngineFailed`."""
-        self.resumed += len(requests)
-        return await self._hand(requests, "champion", begun=True)
-
-    async def _hand(
-        self, requests: Sequence[Request], side: Side, begun: bool = False
-    ) -> tuple[Served, Submission]:
-        """Hand requests to the preferred replica, if its queue is full to the least busy other one,
-        and if all engines have failed to the first one that is started again."""
-        tokens, full = requests[0].text, None
-        working = {replica.name: replica for replica in self.replicas if replica.side(side)}
-        choice = self._prefixes.choose(
-            tokens, {name: replica.running for name, replica in working.items()}
-        )
-        for name in choice.replicas:
-            replica, served = working[name], working[name].side(side)
-            if served is None:
-                continue
-            try:
-                submission = served.loop.submit(requests, begun)
-            except EngineFailed:  # just now
-                continue
-            except QueueFull as error:
-                if full is not None:
-                    break
-                full = error
-                continue
-            if len(self.replicas) > 1:
-                self._prefixes.sent(name, tokens)
-            if not begun:
-                self.routed[choice.reason if name == choice.replicas[0] else "busy"] += 1
-            return served, submission
-        if full is not None:
-            self.observer.refused()
-            raise full
-        replica = await self._revived(begun)
-        return replica.served, replica.served.loop.submit(requests, begun)
-
-    async def _side(self, requests: Sequence[Request]) -> Side:
-        """Which side of a canary takes these requests. A challenger that is decided about is
-        promoted or dropped first, unless something is being loaded: no client waits for that."""
-        canary = self._trying
-        if canary is None:
-            return "champion"
-        if canary.state == "running":
-            side = canary.choose([request.id for request in requests])
-            if canary.state == "running":
-                if side == "champion" or all(c.loop.works for c in canary.sides[side]):
-                    return side
-                canary.end("dropped", "its engine has failed")
-        if not self._changing.locked():
-            async with self._changing:
-                await self._decide(canary)
-        return "champion"
-
-    def _ended(self, request_id: str, generation: Generation | None) -> None:
-        """A request has ended, or was given up."""
-        if self._trying is not None:
-            self._trying.ended(request_id, generation)
 
     # Engines that fail.
 
-    async def _revived(self, begun: bool) -> EngineReplica:
-        """The first replica with an engine that is started again. New requests, which were not
-        `begun`, are refused while there is a pause. Raises :class:`EngineFailed`."""
-        if not begun and all(replica.pause for replica in self.replicas):
-            failing = self.replicas[0].failing
-            raise EngineFailed(f"{failing} engines in a row have failed at once")
-        failure = EngineFailed("no engine works")
-        # The tasks continue where the client that waits for them leaves.
-        for restarted in asyncio.as_completed([self._restart(each) for each in self.replicas]):
-            try:
-                return await restarted
-            except EngineFailed as failed:
-                failure = failed
-        raise failure
-
-    def _restart(self, replica: EngineReplica) -> asyncio.Task[EngineReplica]:
+    def _restart(self, replica: FleetReplica[S]) -> asyncio.Task[FleetReplica[S]]:
         """Start the engine of a replica again, unless that is under way or it works."""
         if replica.restarting is None or replica.restarting.done():
             replica.restarting = asyncio.create_task(self._restarted(replica))
             replica.restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return replica.restarting
 
-    async def _restarted(self, replica: EngineReplica) -> EngineReplica:
+    async def _restarted(self, replica: FleetReplica[S]) -> FleetReplica[S]:
         old = replica.served
-        failed = not old.loop.works
+        failure = old.failure
         replica.count_failure()
         await asyncio.sleep(replica.pause)
         try:
             # Without the lock: the devices of a lost node may never be there again.
-            await asyncio.to_thread(old.loop.engine.host.wait)
+            await asyncio.to_thread(old.host.wait)
             async with self._changing:
                 if replica.served is not old or self._current(replica):
                     return replica
-                if failed:
-                    logger.warning("the engine has failed and is started again")
-                deployment = await asyncio.to_thread(self.deployment.as_here)
-                served = await old.beside(deployment)
-                served.loop.observer = self.observer
-                if failed:
+                if failure:
+                    logger.warning("replica %s is started again: %s", replica.name, failure)
+                served = await old.beside(await asyncio.to_thread(self.deployment.as_here))
+                if failure:
                     served.since = old.since
                     replica.restarts += 1
                     self.restarts += 1
-                self.deployment = deployment
+                self.deployment = served.deployment
                 replica.switch(served)
                 if self._trying is not None:
                     self._trying.sides["champion"] = [each.served for each in self.replicas]
                 return replica
         except (UserError, RuntimeError, OSError) as error:
             replica.failure = EngineFailed(f"the engine failed, and cannot be started: {error}")
+            logger.error("replica %s: %s", replica.name, replica.failure)
             raise replica.failure from None
 
-    def _current(self, replica: EngineReplica) -> bool:
+    def _current(self, replica: FleetReplica[S]) -> bool:
         """Whether its engine works, by the configuration that all replicas serve."""
         served = replica.side("champion")
         return served is not None and served.deployment.named_as(self.deployment)
 
-    async def _watch(self) -> None:
-        """Start engines again that have failed while no request waited for them, and load what is
+    async def watch(self, replica: FleetReplica[S]) -> None:
+        """Start an engine again that has failed while no request waited for it, and load what is
         served where a canary was not."""
-        for replica in self.replicas:
-            if not self._current(replica):
-                self._restart(replica)
+        if not (await replica.served.probe() and self._current(replica)):
+            self._restart(replica)
 
     # What is served.
 
@@ -289,7 +171,13 @@ class Fleet:
     async def try_out(self, deployment: Deployment, share: float) -> Deployment:
         """Give a challenger a `share` of the traffic, until it is promoted or dropped
         (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot be."""
+        if self._elsewhere:
+            raise UserError(
+                "a canary compares engines of this library: deploy the configuration, and go back"
+                " with `specdec deploy --back`"
+            )
         check_comparable((self.deployment.configuration, deployment.configuration), share)
+        deployment = self._run_here(deployment)
         await asyncio.to_thread(check_deployable, self.deployment, deployment)
         async with self._changing:
             loaded = await self._load(deployment)
@@ -301,19 +189,30 @@ class Fleet:
             return deployment
 
     async def _deploy(self, deployment: Deployment) -> Deployment:
+        deployment = self._run_here(deployment)
         served = [replica.side("champion") for replica in self.replicas]
         if all(each is not None and each.deployment.same(deployment) for each in served):
             await self._drop_challenger()
-            self._describe(self.deployment.described_as(deployment))
+            await self._describe(self.deployment.described_as(deployment))
         else:
-            await asyncio.to_thread(check_deployable, self.deployment, deployment)
+            await asyncio.to_thread(check_deployable, self.deployment, deployment, self._elsewhere)
             loaded = await self._load(deployment)
             await self._drop_challenger()
             self._switch(loaded)
         await asyncio.to_thread(self.operation.keep, self.deployment)
         return self.deployment
 
-    async def _load(self, deployment: Deployment) -> dict[EngineReplica, Served]:
+    def _run_here(self, deployment: Deployment) -> Deployment:
+        """The same as this server runs it: see :func:`run_as`."""
+        pair = run_as(self.deployment.pair, deployment.pair)
+        return deployment.model_copy(update={"pair": pair})
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether another program runs the target."""
+        return self.replicas[0].served.elsewhere
+
+    async def _load(self, deployment: Deployment) -> dict[FleetReplica[S], S]:
         """Another engine beside that of each replica that works. Raises :class:`UserError` where
         one cannot be loaded; then none remains."""
         replicas = [each for each in self.replicas if each.side("champion")] or self.replicas
@@ -325,20 +224,16 @@ class Fleet:
             for task in loading:
                 task.cancel()
             raise
-        loaded = [each for each in found if isinstance(each, Served)]
+        loaded = [each for each in found if not isinstance(each, BaseException)]
         if len(loaded) == len(replicas):
-            for served in loaded:
-                served.loop.observer = self.observer
             return dict(zip(replicas, loaded, strict=True))
-        for served in loaded:
-            served.loop.close()
-            await asyncio.to_thread(served.end)
+        await asyncio.gather(*(served.finish() for served in loaded))
         error = next(each for each in found if isinstance(each, BaseException))
         if isinstance(error, UserError):
             raise error
         raise UserError(f"the new engine did not start: {error}") from None
 
-    def _switch(self, loaded: dict[EngineReplica, Served]) -> None:
+    def _switch(self, loaded: dict[FleetReplica[S], S]) -> None:
         """Decode new requests by these engines."""
         before = self.deployment
         for replica, served in loaded.items():
@@ -349,10 +244,10 @@ class Fleet:
             self.previous = before
         self.switches += 1
 
-    def _describe(self, deployment: Deployment) -> None:
-        self.deployment = deployment
+    async def _describe(self, deployment: Deployment) -> None:
         for replica in self.replicas:
-            replica.served.deployment = deployment
+            await asyncio.to_thread(replica.served.describe, deployment)
+        self.deployment = self.replicas[0].served.deployment
 
     @property
     def _trying(self) -> Canary | None:
@@ -377,36 +272,6 @@ class Fleet:
         if canary.state == "promoted":
             self._switch(tried)
             await asyncio.to_thread(self.operation.keep, self.deployment)
-
-    # What bandits learn.
-
-    async def share(self) -> None:
-        """Have every replica's bandit learn what the other bandits have learned."""
-        if len(self.replicas) < 2:
-            return
-        loops = [replica.served.loop for replica in self.replicas if self._current(replica)]
-        learned = {loop: loop.engine.learned for loop in loops}
-        gains = {
-            loop: await loop.between_steps(memory.gained)
-            for loop, memory in learned.items()
-            if memory is not None
-        }
-        for loop, memory in learned.items():
-            for other, gain in gains.items():
-                if memory is not None and other is not loop:
-                    await loop.between_steps(partial(memory.absorb, gain))
-
-    async def keep_learned(self) -> None:
-        """Save what the bandits have learned, so that little is lost however the server ends. One
-        replica's state is enough, as they share what they learn."""
-        served = self._learner
-        await served.loop.between_steps(served.keep_learned)
-
-    @property
-    def _learner(self) -> Served:
-        """The first engine that works."""
-        working = (served for each in self.replicas if (served := each.side("champion")))
-        return next(working, self.replicas[0].served)
 
 
 def check_deployable(served: Deployment, wanted: Deployment, elsewhere: bool = False) -> None:

@@ -26,8 +26,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.serving.drift import Drift
+from cluster.serving.engine_fleet import EngineFleet
 from cluster.serving.engine_loop import LoopObserver
-from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
@@ -79,7 +79,7 @@ class Metrics(Collector, LoopObserver):
     Times are seconds since the request was handed to an engine.
     """
 
-    def __init__(self, model: str, fleet: Fleet) -> None:
+    def __init__(self, model: str, fleet: EngineFleet) -> None:
         self._model, self._fleet = model, fleet
         self._unfinished: dict[str, _CountedAnswer] = {}
         self._rounds: dict[Configuration, Rounds] = {}
@@ -272,8 +272,7 @@ class Metrics(Collector, LoopObserver):
             memory["engine"] = held * 2**20
         gauge = partial(self._family, GaugeMetricFamily)
         yield gauge("specdec:resident_memory_bytes", "Memory held.", memory, "process")
-        answering = sum(each.side("champion") is not None for each in fleet.replicas)
-        yield gauge("specdec:replicas", "Engines that answer.", {"": answering})
+        yield gauge("specdec:replicas", "Engines that answer.", {"": len(fleet.working)})
         text = "For a change of the traffic; from 1 on it may raise the alarm."
         evidence = {name: each.detector.evidence for name, each in self.drift.signals.items()}
         yield gauge("specdec:drift_evidence", text, evidence, "signal")

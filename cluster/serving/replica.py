@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from time import monotonic
+from typing import Generic
 
 from cluster.serving.canary import Side
 from cluster.serving.engine_loop import EngineFailed
-from cluster.serving.served import Served
+from cluster.serving.served import S
 
 _LOOK = 0.05  # seconds between checks whether an old engine has finished
 AT_ONCE = 10.0  # seconds: an engine that has worked for less has failed at once
@@ -17,92 +17,82 @@ _FREE = 3  # engines in a row that have failed at once until there is a pause
 _PAUSE = 60.0  # seconds between two starts of engines that fail at once, at most
 
 
-def pause_after(failing: int) -> float:
-    """Seconds until another start, after this many failures at once in a row."""
-    return 0.0 if failing < _FREE else min(2.0 ** (failing - _FREE), _PAUSE)
-
-
-class EngineReplica:
+class FleetReplica(Generic[S]):
     """`served` is the champion. A challenger may be beside it, and old engines that finish their
     requests."""
 
-    def __init__(self, name: str, served: Served) -> None:
+    def __init__(self, name: str, served: S) -> None:
         self.name, self.served = name, served
-        self.challenger: Served | None = None
+        self.challenger: S | None = None
         self.restarts = 0
         self.failure: EngineFailed | None = None  # why no engine could be started
         self.failing = 0  # engines in a row that have failed at once
-        self.restarting: asyncio.Task[EngineReplica] | None = None
+        self.restarting: asyncio.Task[FleetReplica[S]] | None = None
         self._started = monotonic()
-        self._draining: dict[Served, asyncio.Task[None]] = {}
+        self._draining: dict[S, asyncio.Task[None]] = {}
         self._cancelled = 0  # of engines that have ended
 
-    def engines(self) -> Iterator[Served]:
+    def engines(self) -> Iterator[S]:
         """All engines that are loaded."""
         yield self.served
         if self.challenger is not None:
             yield self.challenger
         yield from (served for served in self._draining if served is not self.served)
 
-    def side(self, side: Side) -> Served | None:
+    def side(self, side: Side) -> S | None:
         """The engine of that side, if there is one that works."""
         served = self.served if side == "champion" else self.challenger
-        return served if served is not None and served.loop.works else None
+        return served if served is not None and served.works else None
 
     @property
     def running(self) -> int:
         """Requests that are waiting or being decoded."""
-        return sum(served.loop.running for served in self.engines())
+        return sum(served.running for served in self.engines())
 
     @property
     def waiting(self) -> int:
         """Requests that have no slot."""
-        return sum(served.loop.waiting for served in self.engines())
+        return sum(served.waiting for served in self.engines())
 
     @property
     def cancelled(self) -> int:
         """Submissions given up by their clients."""
-        return self._cancelled + sum(served.loop.cancelled for served in self.engines())
+        return self._cancelled + sum(served.cancelled for served in self.engines())
 
     @property
     def pause(self) -> float:
         """Seconds until another engine is started: none after the first failures, then doubled."""
-        return pause_after(self.failing)
+        return 0.0 if self.failing < _FREE else min(2.0 ** (self.failing - _FREE), _PAUSE)
 
     def count_failure(self) -> None:
         """The engine has failed, or could not be started."""
         at_once = self.failure is not None or monotonic() - self._started < AT_ONCE
         self.failing = self.failing + 1 if at_once else 0
 
-    def switch(self, served: Served) -> None:
+    def switch(self, served: S) -> None:
         """Decode new requests by another engine; the old one finishes its requests and ends."""
         old, self.served = self.served, served
         self.failure, self._started = None, monotonic()
         self.retire(old)
 
-    def retire(self, served: Served) -> None:
+    def retire(self, served: S) -> None:
         """Let an engine finish its requests and end."""
         if served is self.challenger:
             self.challenger = None
         self._draining[served] = asyncio.create_task(self._drain(served))
 
-    async def _drain(self, served: Served) -> None:
-        while served.loop.running and not served.loop.failure:
+    async def _drain(self, served: S) -> None:
+        while served.running:
             await asyncio.sleep(_LOOK)
-        with suppress(RuntimeError):  # its process has ended
-            await served.loop.between_steps(served.keep_learned)
-        served.loop.close()
-        await asyncio.to_thread(served.end)
-        self._cancelled += served.loop.cancelled
+        await served.finish()
+        self._cancelled += served.cancelled
         del self._draining[served]
 
-    def close(self) -> None:
-        """Take no more steps, and end all engines but the champion."""
+    async def close(self) -> None:
+        """Decode no more. The engines are still to be ended."""
         if self.restarting is not None:
             self.restarting.cancel()
         for task in self._draining.values():
             task.cancel()
-        for served in self.engines():
-            served.loop.close()
-            if served is not self.served:
-                served.end()
+        for served in [*self.engines()]:
+            await served.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
-from cluster.serving.engine_loop import EngineLoop
+from cluster.serving.engine_loop import EngineFailed, EngineLoop
+from cluster.serving.engine_process import HERE
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec, Value, parse_json
@@ -109,17 +112,111 @@ class Operation(NamedTuple):
 NOT_OPERATED = Operation()
 
 
-class Served:
-    """A deployment at work, in the loop of its engine. A bandit with memory of all requests starts
-    from its saved state."""
+class Served(ABC):
+    """A deployment at work in an engine of a replica: this library's, or another program's server.
+    It is ended by :meth:`finish`, or by :meth:`close` and then :meth:`end`."""
+
+    elsewhere = False  # whether another program runs the target
+    host = HERE  # where its process is started
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.since = int(time.time())
+
+    @property
+    @abstractmethod
+    def failure(self) -> EngineFailed | None:
+        """Why it does not work; None while it works."""
+
+    @property
+    def works(self) -> bool:
+        return self.failure is None
+
+    @property
+    def accepting(self) -> bool:
+        """Whether it takes a request that comes now."""
+        return self.works
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """Requests that are waiting or being decoded."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Requests that have no slot."""
+
+    @property
+    def cancelled(self) -> int:
+        """Submissions given up by their clients, as far as they are counted."""
+        return 0
+
+    async def probe(self) -> bool:
+        """Whether it works, where need be by asking it."""
+        return self.works
+
+    @abstractmethod
+    async def beside(self, deployment: Deployment) -> Self:
+        """Another deployment in an engine beside this one, with the same slots, queue and cores.
+        If this is cancelled, that engine ends.
+
+        Raises:
+            UserError: the engine cannot be replaced, or the other deployment cannot be used.
+        """
+
+    def describe(self, deployment: Deployment) -> None:
+        """`deployment` is served already: take its source, version and certificate."""
+        self.deployment = deployment
+
+    async def finish(self) -> None:
+        """End, once there are no requests."""
+        await self.close()
+        await asyncio.to_thread(self.end)
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Decode no more."""
+
+    @abstractmethod
+    def end(self, at_once: bool = False) -> None:
+        """End the engine's process; `at_once`: within a second. Ending twice does nothing."""
+
+
+S = TypeVar("S", bound=Served)
+
+
+class ServedEngine(Served):
+    """A deployment in the loop of its engine. A bandit with memory of all requests starts from its
+    saved state."""
 
     def __init__(self, loop: EngineLoop, deployment: Deployment) -> None:
-        self.loop, self.deployment = loop, deployment
-        self.since = int(time.time())
+        super().__init__(deployment)
+        self.loop, self.host = loop, loop.engine.host
         learned, path = loop.engine.learned, deployment.learned
         if learned is not None and path is not None and path.exists():
             learned.restore(load_state(path), str(path))
         self._kept = self.state()  # what the file has
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        return None if self.loop.works else self.loop.failure
+
+    @property
+    def running(self) -> int:
+        return self.loop.running
+
+    @property
+    def waiting(self) -> int:
+        return self.loop.waiting
+
+    @property
+    def accepting(self) -> bool:
+        return self.works and not self.loop.full
+
+    @property
+    def cancelled(self) -> int:
+        return self.loop.cancelled
 
     def state(self) -> dict[str, Any] | None:
         """The drafter's state that lasts over requests."""
@@ -140,13 +237,7 @@ class Served:
             logger.warning("%s: what was learned is not saved: %s", path, error.strerror)
         self._kept = state
 
-    async def beside(self, deployment: Deployment) -> Served:
-        """Another deployment in an engine process on the same host, with the same limits, queue and
-        cores.
-
-        Raises:
-            UserError: the engine cannot be replaced, or the other deployment cannot be used.
-        """
+    async def beside(self, deployment: Deployment) -> ServedEngine:
         engine = self.loop.engine
         if engine.host.exclusive and self.loop.works:
             raise UserError(
@@ -154,7 +245,7 @@ class Served:
                 " configuration on another port, and stop this server when its clients have moved"
             )
 
-        def start() -> Served:
+        def start() -> ServedEngine:
             engine.host.wait()
             other = engine.another(self._spec(deployment.pair), deployment.configuration)
             try:
@@ -163,7 +254,7 @@ class Served:
                         f"its models hold {other.max_length} tokens, but clients were promised"
                         f" {engine.max_length}"
                     )
-                return Served(EngineLoop(other, self.loop.queue), deployment)
+                return ServedEngine(EngineLoop(other, self.loop.queue), deployment)
             except BaseException:
                 other.close()
                 raise
@@ -175,6 +266,7 @@ class Served:
             starting.add_done_callback(_end_unclaimed)
             raise
         served.loop.open()
+        served.loop.observer = self.loop.observer
         return served
 
     def _spec(self, pair: PairSpec) -> PairSpec:
@@ -182,12 +274,19 @@ class Served:
         own = self.loop.engine.pair.spec
         return own if pair == self.deployment.pair else run_as(own, pair)
 
-    def end(self) -> None:
-        """End the engine's process."""
+    async def finish(self) -> None:
+        with suppress(RuntimeError):  # its process has ended
+            await self.loop.between_steps(self.keep_learned)
+        await super().finish()
+
+    async def close(self) -> None:
+        self.loop.close()
+
+    def end(self, at_once: bool = False) -> None:
         self.loop.engine.close()
 
 
-def _end_unclaimed(starting: asyncio.Future[Served]) -> None:
+def _end_unclaimed(starting: asyncio.Future[ServedEngine]) -> None:
     """End what was started for a task that was cancelled. That takes a while, also when the event
     loop is about to end."""
     if not starting.cancelled() and starting.exception() is None:

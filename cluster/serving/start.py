@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from cluster.serving.engine_fleet import EngineFleet
 from cluster.serving.engine_loop import QUEUE, EngineLoop
 from cluster.serving.engine_process import HERE, STEP, EngineProcess
 from cluster.serving.external.app import ExternalService
-from cluster.serving.external.fleet import ExternalFleet
-from cluster.serving.external.process import Program
+from cluster.serving.external.process import ExternalServer, Program
 from cluster.serving.fleet import Fleet
 from cluster.serving.hosts import DeviceHost
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.service import Service
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, S, ServedEngine
 from cluster.session import resources
 from specdec_core.config import Placement
 from specdec_core.engine.scheduler import Limits
@@ -76,42 +77,49 @@ class Start:
         """The devices that share the target."""
         return 1 if self.placement is None else self.placement.target.devices
 
-    def external(self) -> ExternalService:
-        """Start another program's servers. Raises :class:`UserError` where one does not start."""
-        assert self.engine is not None
-        deployment = self.operation.last() or self.deployment
-        model = self.model or self.deployment.pair.name
-        gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-        programs = []
-        for number in range(self.replicas):
-            seen = gpus[number * self.devices : (number + 1) * self.devices]
-            programs.append(
-                Program(
-                    self.engine,
-                    model,
-                    self.limits.slots,
-                    self._cores(number),
-                    tuple(seen) or None,
-                    self.devices,
-                    self.arguments,
-                )
-            )
-        fleet = ExternalFleet(programs, deployment, self.operation, self.step_timeout)
-        access = self.access.admitting(self.operation.token)
-        return ExternalService(fleet, model, access, self.queue * self.replicas)
-
     def service(self) -> Service:
         """Load the models of all replicas. Raises :class:`UserError` where they cannot be used."""
-        load = partial(self._load, deployment=self.operation.last() or self.deployment)
-        with ThreadPoolExecutor(self.replicas) as pool:
-            served = [*pool.map(load, range(self.replicas))]
-        fleet = Fleet(served, self.operation)
-        access = self.access.admitting(self.operation.token)
-        return Service(fleet, self.model or self.deployment.pair.name, access)
+        fleet = EngineFleet(self._loaded(self._load), self.operation)
+        return Service(fleet, self.name, self.access.admitting(self.operation.token))
 
-    def _load(self, number: int, deployment: Deployment) -> Served:
-        """The replica of a number: a child of this process, or, where there are several or they are
-        placed, on devices that Ray finds for it."""
+    def external(self) -> ExternalService:
+        """Start another program's servers. Raises :class:`UserError` where one does not start."""
+        fleet = Fleet(self._loaded(self._start), self.operation)
+        access = self.access.admitting(self.operation.token)
+        return ExternalService(fleet, self.name, access, self.queue * self.replicas)
+
+    @property
+    def name(self) -> str:
+        """The name that clients give."""
+        return self.model or self.deployment.pair.name
+
+    def _loaded(self, load: Callable[..., S]) -> list[S]:
+        """The engines of all replicas, which `load` makes side by side."""
+        deployment = self.operation.last() or self.deployment
+        with ThreadPoolExecutor(self.replicas) as pool:
+            return [*pool.map(partial(load, deployment=deployment), range(self.replicas))]
+
+    def _start(self, number: int, deployment: Deployment) -> ExternalServer:
+        """The server of the replica of a number, a child of this process."""
+        assert self.engine is not None
+        gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        program = Program(
+            self.engine,
+            self.name,
+            self.limits.slots,
+            self._cores(number),
+            tuple(gpus[number * self.devices : (number + 1) * self.devices]) or None,
+            self.devices,
+            self.arguments,
+            self.step_timeout,
+        )
+        server = ExternalServer(str(number), program, deployment)
+        server.start()
+        return server
+
+    def _load(self, number: int, deployment: Deployment) -> ServedEngine:
+        """The engine of the replica of a number: a child of this process, or, where there are
+        several or they are placed, on devices that Ray finds for it."""
         child = self.replicas == 1 and self.placement is None
         host = HERE if child else DeviceHost(self.needs, self.placement)
         try:
@@ -124,7 +132,7 @@ class Start:
                 self.step_timeout,
                 host,
             )
-            return Served(EngineLoop(engine, self.queue), deployment)
+            return ServedEngine(EngineLoop(engine, self.queue), deployment)
         except BaseException:
             host.close()
             raise

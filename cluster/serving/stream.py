@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.serving.engine_loop import EngineFailed, Submission
-from cluster.serving.served import Served
+from cluster.serving.served import ServedEngine
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
@@ -15,7 +15,7 @@ from specdec_core.tokens.token_tree import TokenOrigin
 
 ATTEMPTS = 2  # engines that may fail one after the other without a new token
 
-Resume = Callable[[Served, Sequence[Request]], Awaitable[tuple[Served, Submission]]]
+Resume = Callable[[ServedEngine, Sequence[Request]], Awaitable[tuple[ServedEngine, Submission]]]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Stream:
     def __init__(
         self,
         requests: Sequence[Request],
-        served: Served,
+        served: ServedEngine,
         submission: Submission,
         resume: Resume,
         ended: Callable[[str, Generation | None], None],

@@ -14,9 +14,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from dashboards.relocation import FOLDER
 from dashboards.sections import LoggedRun, Report
 from dashboards.store import (
+    FOLDER,
     as_metrics,
     as_params,
     connect,
@@ -24,7 +24,6 @@ from dashboards.store import (
     log_prompts,
     place_of,
     run_tags,
-    runs_in,
     runs_where,
     store_name,
     unreachable,
@@ -123,6 +122,7 @@ def forget(client: MlflowClient, run: Run) -> None:
 
 def forget_unfinished(client: MlflowClient, experiment_id: str, folder: Path) -> None:
     """Delete the runs of a folder that an interrupted process has begun to log."""
-    for run in list(runs_in(client, experiment_id, folder)):
+    query = f"tags.`{FOLDER}` = '{place_of(folder)}'"
+    for run in list(runs_where(client, experiment_id, query)):
         if run.info.status != "FINISHED":
             forget(client, run)

@@ -15,10 +15,9 @@ from mlflow.exceptions import MlflowException
 
 from dashboards.database import in_background
 from dashboards.outputs.mlflow_runs import delivering, forget_unfinished, log_run
-from dashboards.relocation import FOLDER
 from dashboards.reports.load_choice import load_metrics
 from dashboards.sections import LoggedRun
-from dashboards.store import connect, experiment_id_of, place_of, run_tags
+from dashboards.store import FOLDER, connect, experiment_id_of, place_of, run_tags
 from dashboards.tracking.registry import CHAMPION, register
 from dashboards.tracking.trial_runs import timing_metrics, trial_run, trials_table
 from specdec_core.prompts.prompt_sets import Prompt

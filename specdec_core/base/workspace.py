@@ -33,20 +33,11 @@ def workspace() -> Path:
     return folder.resolve()
 
 
-def remember(home: Path, *formers: Path) -> None:
-    """Note where the workspace `home` is, and was before, for :func:`present_path`: what is written
-    in it may name files by these places. Exported settings, which other programs read, are led from
-    `formers` to `home`."""
-    before = _places(home)
-    places = list(dict.fromkeys([*before, *map(str, formers), str(home)]))
-    if places != before:
-        write_atomically(home / _PLACES, "\n".join(places) + "\n")
-    for file in home.glob("export/*/*") if formers else ():
-        text = led = file.read_text()
-        for former in formers:
-            led = led.replace(f"{former}/", f"{home}/")
-        if led != text:
-            write_atomically(file, led)
+def remember(home: Path) -> None:
+    """Note where the workspace `home` is, for :func:`present_path`: what is written in it may name
+    files by this place."""
+    if str(home) not in (places := _places(home)):
+        write_atomically(home / _PLACES, "\n".join([*places, str(home)]) + "\n")
 
 
 def present_path(name: str) -> str:

@@ -19,25 +19,23 @@ every position. Where the sequence has more tokens than a draft has positions, Y
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
-from specdec_core.config import PairSpec, Sampling, Value, describe
+from specdec_core.config import PairSpec, Sampling, Value, parse_json
 from specdec_core.prompts.conversation import conversation_of
 from specdec_core.prompts.prompt_sets import PromptSet
 
-VERSION = 1
 HEADER = "recording.json"
 NOTHING = -1  # as a draft's token: none is drafted there
 PROMPTS, DRAFTS, EXAMPLES = "prompts", "drafts", "examples"
@@ -92,7 +90,7 @@ RecordedSampling = Annotated[Sampling, AfterValidator(_recordable)]
 class Header(Value):
     """What was recorded, and from which weights."""
 
-    version: int = VERSION
+    version: Literal[1] = 1
     pair: PairSpec  # with concrete device and data types
     fingerprints: dict[str, str]  # of the target's and the drafts' weights
     eos_token_ids: tuple[int, ...]
@@ -116,14 +114,6 @@ class Header(Value):
     served: str | None = Field(
         default=None, description="the model of the server that gave the outputs; null: none did"
     )
-
-    @property
-    def digest(self) -> str:
-        """Names what was recorded: other weights, prompts or settings have another digest."""
-        # Recordings without heads, short drafts and a server keep the digests that they had.
-        rare = {"eagle_heads", "short_drafts", "served"}
-        content = self.model_dump_json(exclude={name for name in rare if not getattr(self, name)})
-        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def replayable(self) -> bool:
@@ -194,16 +184,9 @@ class Recording:
         folder = Path(folder)
         file = folder / HEADER
         try:
-            header = Header.model_validate_json(file.read_text())
+            header = parse_json(Header, file.read_bytes(), f"{file}: not a recording's header")
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{folder}: no recording in it ({HEADER} is missing)") from None
-        except (ValidationError, UnicodeDecodeError) as error:
-            reason = describe(error) if isinstance(error, ValidationError) else "not text"
-            raise UserError(f"{file}: not a recording's header: {reason}") from None
-        if header.version != VERSION:
-            raise UserError(
-                f"{file}: version {header.version}, this program reads {VERSION}; record it again"
-            )
         return cls(folder, header)
 
     def check(self, fingerprints: Mapping[str, str]) -> None:

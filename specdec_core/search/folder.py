@@ -31,11 +31,11 @@ from typing import Any, Self, TypeVar
 
 import pandas as pd
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, locked, write_atomically
-from specdec_core.config import PairSpec, load_yaml
+from specdec_core.config import PairSpec, load_yaml, parse_json
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 
@@ -183,11 +183,4 @@ def find_trial(root: Path, config_id: str) -> tuple[SweepResult, Trial]:
 
 def _parsed(path: Path, kind: type[Kind]) -> Kind:
     """A file of a sweep. Raises :class:`UserError` for one that this version does not read."""
-    try:
-        return kind.model_validate_json(path.read_text())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(
-            f"{path}: of another version ({where}: {first['msg']}); --fresh begins anew"
-        ) from None
+    return parse_json(kind, path.read_bytes(), f"{path}: of another version; --fresh begins anew")

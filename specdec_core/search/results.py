@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field, PrivateAttr
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, PairSpec, distinct_labels
+from specdec_core.config import Configuration, Document, PairSpec, distinct_labels, parse_json
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.measure.paired import paired_ratio
@@ -245,4 +246,10 @@ class SweepResult(Document):
 
     @classmethod
     def load(cls, folder: Path) -> SweepResult:
-        return cls.model_validate_json((Path(folder) / "sweep.json").read_text())
+        """Read what `save` wrote. Raises :class:`UserError` where there is nothing, or it cannot be
+        read."""
+        file = Path(folder) / "sweep.json"
+        try:
+            return parse_json(cls, file.read_bytes(), str(file))
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{folder}: not the folder of a sweep: no sweep.json in it") from None

@@ -29,21 +29,21 @@ EARLIER = "451aebb31d03"  # a schema of MLflow's first versions
 SPOILT = {
     "not a database": ("", "file is not a database; restore a copy of it, or move it away (mv "),
     "truncated": ("", "disk image is malformed; restore a copy of it, or move it away (mv "),
-    "foreign": ("", "holds other tables than MLflow's; move it away (mv "),
+    "foreign": ("", "holds no tables of MLflow's; move it away (mv "),
     "newer": (
         "UPDATE alembic_version SET version_num = 'fedcba987654'",
         "wrote it (schema fedcba987654); use that one, or move it away (mv ",
     ),
-    "begun": ("", "its making was interrupted, and it holds no runs; move it away (mv "),
+    "begun": ("", "holds no tables of MLflow's; move it away (mv "),
     "half made": (
         f"UPDATE alembic_version SET version_num = '{EARLIER}'; DROP TABLE model_versions",
-        "its making was interrupted, and it holds no runs; move it away (mv ",
+        "its making or an upgrade was interrupted: restore a copy of it, or move it away (mv ",
     ),
     "half upgraded": (
         f"UPDATE alembic_version SET version_num = '{EARLIER}';"
         "INSERT INTO registered_models (name) VALUES ('pair');"
         "CREATE TABLE _alembic_tmp_latest_metrics (a INT)",
-        "an upgrade of it was interrupted; restore a copy of it, or move it away (mv ",
+        "its making or an upgrade was interrupted: restore a copy of it, or move it away (mv ",
     ),
     "older": (
         f"UPDATE alembic_version SET version_num = '{EARLIER}';"

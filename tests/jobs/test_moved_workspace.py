@@ -94,6 +94,7 @@ def works(command, home, champion):
     done(command(report.main, home))
     done(recorded(command, home))
     assert len(list((home / "traces").iterdir())) == 1
+    done(command(export.main, home, "--to", "vllm"))
     exported = "".join(file.read_text() for file in (home / "export").glob("*/*"))
     assert f"{home}/" in exported
     assert exported.count("/models/") == exported.count(f"{home}/models/")

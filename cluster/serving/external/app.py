@@ -3,11 +3,10 @@ All else passes through."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
 from functools import cache
 from time import monotonic, perf_counter
 from typing import Any, cast
@@ -16,33 +15,22 @@ from urllib.parse import quote
 import httpx
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
-from prometheus_client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.engine_loop import EngineFailed
-from cluster.serving.external.fleet import ExternalFleet
+from cluster.serving.external.metrics import ExternalMetrics
 from cluster.serving.external.process import ExternalServer
-from cluster.serving.http.access import ACCOUNT, Access, Gate
+from cluster.serving.fleet import Fleet
+from cluster.serving.http.access import ACCOUNT, Access
 from cluster.serving.http.answer import event, while_connected
+from cluster.serving.http.app import fleet_app
 from cluster.serving.http.bodies import read_body
-from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.limits import Account, WindowUse, within
 from cluster.serving.http.listener import Listener
-from cluster.serving.http.pages import Heads
 from cluster.serving.http.routes import deploy
-from cluster.serving.http.stopping import Admission, Stopping
+from cluster.serving.http.service import FleetService
 from cluster.serving.protocol.errors import ApiError, rate_limited, unavailable
-from cluster.serving.protocol.models import Health, Ready
+from cluster.serving.protocol.models import Health
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import max_length_of
 from specdec_core.prompts.chat import template_of
@@ -60,7 +48,6 @@ _CHOICES = ("n", "best_of", "n_cmpl")
 _USAGE_END = 4096  # bytes at the end of an answer that have its usage
 _FAILED = b'data: {"error"'  # an event that may say that an engine has ended
 _TOTAL = re.compile(rb'"total_tokens" *: *(\d+)')
-_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
 _RESTART = 10  # seconds in which a server may have started again
 _ENDED = unavailable(
     "the server's process has ended before the answer was complete, and is started again",
@@ -69,83 +56,60 @@ _ENDED = unavailable(
 )
 
 
-class ExternalService:
-    """What the routes share. `queue` requests may wait beyond those that are decoded."""
+class ExternalService(FleetService[Fleet[ExternalServer]]):
+    """Passes requests to the servers of a fleet. `queue` requests may wait beyond those that are
+    decoded."""
 
-    def __init__(self, fleet: ExternalFleet, model: str, access: Access, queue: int) -> None:
-        self.fleet, self.model, self.access, self.queue = fleet, model, access, queue
-        self.stopping = Stopping()
-        self.metrics = _Metrics(fleet)
+    def __init__(
+        self, fleet: Fleet[ExternalServer], model: str, access: Access, queue: int
+    ) -> None:
+        super().__init__(fleet, model, access)
+        self.queue = queue
+        self.slots = sum(replica.served.program.slots for replica in fleet.replicas)
+        self.metrics = ExternalMetrics(fleet)
+        self.drift = self.metrics.drift
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with super().running():
+            self.metrics.follow()
+            yield
 
     def choose(self) -> ExternalServer:
-        """The server for a request. Raises :class:`ApiError`."""
-        if self.fleet.running >= self.fleet.slots + self.queue:
+        """The least busy server that answers. Raises :class:`ApiError`."""
+        if self.fleet.running >= self.slots + self.queue:
             raise rate_limited("too many requests are waiting already", seconds=1)
-        try:
-            return self.fleet.choose()
-        except EngineFailed:
-            message = "no server answers; one is being started again"
-            raise unavailable(message, _RESTART) from None
+        if not (working := self.fleet.working):
+            raise unavailable("no server answers; one is being started again", _RESTART)
+        return min(working, key=lambda server: server.running)
 
-    def health(self) -> Health:
-        """Whether requests are answered, and how. What only this library's engine counts is 0."""
-        fleet, deployment = self.fleet, self.fleet.deployment
-        return Health(
-            **deployment.public,
+    async def health(self) -> Health:
+        """What only this library's engine counts is 0, or empty."""
+        fleet = self.fleet
+        pair = fleet.deployment.pair
+        return self._health(
             ready=bool(fleet.working),
-            model=self.model,
-            slots=fleet.slots,
+            slots=self.slots,
             queue=self.queue,
-            max_length=max_length_of(deployment.pair),
-            running=fleet.running,
-            waiting=max(fleet.running - fleet.slots, 0),
+            max_length=max_length_of(pair),
             preemptions=0,
             prefix_hits=0,
             prefix_tokens=0,
-            cancelled=0,
-            chat=_chats(deployment.pair.target),
-            since=max(server.since for server in fleet.servers),
-            switches=fleet.switches,
-            restarts=fleet.restarts,
-            drift=list(fleet.drift.alarms),
-            engine=fleet.programs[0].engine,
+            chat=_chats(pair.target),
+            canary=None,
+            replicas=[],
+            arms=[],
+            engine=fleet.replicas[0].served.program.engine,
         )
 
 
 def build_external_app(service: ExternalService, listener: Listener | None = None) -> FastAPI:
-    """The application, as :func:`cluster.serving.http.app.build_app` makes it of an engine."""
-    fleet, metrics = service.fleet, service.metrics
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with fleet, listener.serving(app) if listener else nullcontext():
-            yield
-            await service.stopping.within(0 if listener is None else listener.drain)
-        await asyncio.to_thread(fleet.end)
-
-    app = FastAPI(
-        title="specdec", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
-    )
-    add_error_handlers(app)
-
-    @app.get("/health")
-    async def health(response: Response) -> Health:
-        found = service.health()
-        response.status_code = 200 if found.ready else 503
-        return found
-
-    @app.get("/ready")
-    async def ready(response: Response) -> Ready:
-        answers = service.stopping.until is None and bool(fleet.working)
-        response.status_code = 200 if answers else 503
-        return Ready(ready=answers)
+    """The routes of `service`. See :func:`fleet_app`."""
+    app = fleet_app(service, listener)
 
     @app.get("/metrics")
-    async def page() -> Response:
-        metrics.pages = await fleet.pages()
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    app.include_router(deploy.router(service))
+    async def metrics() -> Response:
+        return Response(await service.metrics.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.api_route("/{path:path}", methods=["GET", "POST"], include_in_schema=False)
     async def passed(path: str, request: HttpRequest) -> Response:
@@ -155,9 +119,6 @@ def build_external_app(service: ExternalService, listener: Listener | None = Non
         taken = _limit(service, request, path, body) if request.method == "POST" else None
         return await while_connected(request, _passed(service, request, body, taken))
 
-    app.add_middleware(Gate, access=service.access)
-    app.add_middleware(Heads)
-    app.add_middleware(Admission, stopping=service.stopping)
     return app
 
 
@@ -265,7 +226,7 @@ async def _exchanged(
     """An answer's head, and then its bytes. A server that takes no connection has not begun, so
     another server gets the request. Raises :class:`ApiError` where no server answers, or its
     process ends before the answer does."""
-    others = len(service.fleet.servers) - 1
+    others = len(service.fleet.replicas) - 1
     while True:
         try:
             async with aclosing(_asked(service, request, body)) as parts:
@@ -282,7 +243,7 @@ async def _asked(
     service: ExternalService, request: HttpRequest, body: bytes
 ) -> AsyncGenerator[httpx.Response | bytes]:
     """The same of one server. Raises :class:`httpx.ConnectError` where it takes no connection."""
-    fleet, began, reason = service.fleet, perf_counter(), "abort"
+    began, reason = perf_counter(), "abort"
     server = service.choose()
     headers = _kept(request.headers.raw)
     if "accept-encoding" not in request.headers:
@@ -294,14 +255,14 @@ async def _asked(
         server.worked = monotonic()
     server.running += 1
     try:
-        async with fleet.http.stream(request.method, url, headers=headers, content=body) as answer:
+        async with server.http.stream(request.method, url, headers=headers, content=body) as answer:
             if answer.is_server_error:
-                await fleet.check_engine(server)
+                await server.check_engine()
             yield answer
             first = True
             async for chunk in answer.aiter_raw():
                 if chunk.startswith(_FAILED):
-                    await fleet.check_engine(server)
+                    await server.check_engine()
                 server.worked = monotonic()
                 if first:
                     service.metrics.first.observe(perf_counter() - began)
@@ -313,7 +274,6 @@ async def _asked(
         raise ApiError("the address has characters that no address has") from None
     except httpx.HTTPError as error:
         reason = "error"
-        server.failed()  # if it has, no other request goes there
         if isinstance(error, httpx.ConnectError):
             raise
         raise _ENDED from None
@@ -330,58 +290,6 @@ async def _events(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[b
             yield chunk
     except ApiError as error:
         yield b"\n\n" + event(error.body).encode()
-
-
-class _Metrics(Collector):
-    """The metrics of the servers, as they give them, and of the requests that pass through."""
-
-    def __init__(self, fleet: ExternalFleet) -> None:
-        self._fleet = fleet
-        self.pages: dict[str, str] = {}
-        self.registry = CollectorRegistry()
-        self.ended = Counter(
-            "specdec:requests", "Requests that ended.", ["reason"], registry=self.registry
-        )
-        self.first = Histogram(
-            "specdec:time_to_first_byte_seconds",
-            "Time to the first byte of an answer.",
-            buckets=_FIRST,
-            registry=self.registry,
-        )
-        self.registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        fleet = self._fleet
-        yield GaugeMetricFamily("specdec:replicas", "Servers that answer.", len(fleet.working))
-        yield GaugeMetricFamily("specdec:requests_running", "Passing through.", fleet.running)
-        yield CounterMetricFamily(
-            "specdec:configuration_switches", "Times that it was replaced.", fleet.switches
-        )
-        yield CounterMetricFamily(
-            "specdec:engine_restarts", "Servers started again.", fleet.restarts
-        )
-        alarms = CounterMetricFamily(
-            "specdec:drift_alarms", "Changes of the traffic.", labels=["signal"]
-        )
-        for signal, count in fleet.drift.counts.items():
-            alarms.add_metric([signal], count)
-        yield alarms
-        yield from self._given()
-
-    def _given(self) -> Iterator[Metric]:
-        """The families of all pages. With several replicas, samples have the replica's name."""
-        families: dict[str, Metric] = {}
-        for replica, page in self.pages.items():
-            for family in text_string_to_metric_families(page):
-                if family.name.startswith("specdec:"):
-                    continue
-                known = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                for sample in family.samples:
-                    more = {"replica": replica} if len(self.pages) > 1 else {}
-                    known.samples.append(sample._replace(labels={**sample.labels, **more}))
-        yield from families.values()
 
 
 @cache

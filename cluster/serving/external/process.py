@@ -1,18 +1,22 @@
-"""A deployment in another program's server: a process, which is started again where it ends."""
+"""A deployment in another program's server, which runs in a process."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, time
+from time import monotonic
 
-from cluster.serving.replica import AT_ONCE, pause_after
-from cluster.serving.served import Deployment
+import httpx
+
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_process import STEP
+from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.evidence.certificate.certificate import find_certificate
@@ -22,14 +26,15 @@ from specdec_core.servers.process import ServerProcess, free_port
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import server_of
 
-logger = logging.getLogger(__name__)
-
 LOGS = "servers"  # folder in the workspace
 # Settings that decide how much is held, and where the models are.
 _SIZES = frozenset({"model", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "ctx-size"})
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")  # variables with the key that a program asks for
 _LOGS_KEPT = 50
 _PATIENCE = 15.0  # seconds in which a process ends after the request to
+_AT_ONCE = 0.5  # the same, where the server stops
+_ANSWER = 10.0  # seconds in which it answers about itself
+_UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 
 def log_file(name: str) -> Path:
@@ -54,6 +59,8 @@ class Program:
         gpus: the GPUs that it sees, as CUDA numbers them; None: all.
         devices: the devices that share the target.
         arguments: further words of its command line.
+        patience: the seconds that it may take to answer about its health, or to count a token while
+            it has requests; after that it is taken to hang.
     """
 
     engine: str
@@ -63,6 +70,7 @@ class Program:
     gpus: tuple[str, ...] | None = None
     devices: int = 1
     arguments: tuple[str, ...] = ()
+    patience: float = STEP
 
     def prepare(self, deployment: Deployment, folder: Path, key: str) -> ServedMode:
         """The server in the mode for a deployment, which asks for `key`; its files are in `folder`.
@@ -82,55 +90,100 @@ class Program:
         return replace(served, command=command, environment=environment)
 
 
-class ExternalServer:
-    """A deployment in a server of `program`. `running` requests pass through it."""
+class ExternalServer(Served):
+    """A deployment in a server of `program`, the replica `name`'s. `running` requests pass through
+    it. Its process does not answer before :meth:`start`."""
+
+    elsewhere = True
+    running = 0
 
     def __init__(self, name: str, program: Program, deployment: Deployment) -> None:
-        self.name, self.program, self.deployment = name, program, deployment
-        self.running = 0
+        super().__init__(deployment)
+        self.name, self.program = name, program
         self.worked = monotonic()  # when a request began, or tokens came or were counted
         self._counted: tuple[float, ...] = ()
-        self.since = int(time())
         self.key = secrets.token_urlsafe()  # of the process's port, which other users can reach
-        self.url: str | None = None  # while requests are answered
-        self._ended = "it does not answer"  # why there is none
-        self.failing = 0  # starts in a row after which the process has ended at once
-        self._started = monotonic()
+        self.url = ""
+        self.http = httpx.AsyncClient(limits=_UNLIMITED, timeout=None, trust_env=False)
+        self._ended: str | None = None  # why it does not work
         self._folder = TemporaryDirectory()
         self._process: ServerProcess | None = None
         self._closed = False
         self._mode: ServedMode | None = None
 
     def start(self) -> None:
-        """Start the process, and return once it answers. Raises :class:`UserError`."""
-        mode = self._mode = self._mode or self.program.prepare(
-            self.deployment, Path(self._folder.name), self.key
-        )
-        self.deployment = self.as_certified(self.deployment)
-        identity = self.deployment.configuration.id
-        # By its configuration, too: until it is replaced, it writes beside its successor.
-        log = log_file(f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}")
-        self._process = mode.process(self.program.engine, self.program.slots, log)
-        self._check_open()  # from here on `close` stops this process, also one that never started
-        self._started = monotonic()
-        url = self._process.start(free_port())
-        self._check_open()
-        self.url, self._started = url, monotonic()
-        self.worked, self._counted = monotonic(), ()
+        """Start the process, and return once it answers. Raises :class:`UserError`; then nothing
+        remains of it."""
+        try:
+            self._mode = self.program.prepare(self.deployment, Path(self._folder.name), self.key)
+            self.describe(self.deployment)
+            identity = self.deployment.configuration.id
+            # By its configuration, too: until it is replaced, it writes beside its successor.
+            log = log_file(f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}")
+            self._process = self._mode.process(self.program.engine, self.program.slots, log)
+            if self._closed:  # by another thread; from here on that stops the process
+                raise UserError(f"{self.program.engine}: stopped before it was ready")
+            self.url = self._process.start(free_port())
+        except BaseException:
+            self.end()
+            raise
+        self.worked = monotonic()
 
-    def _check_open(self) -> None:
-        """Raises :class:`UserError` where another thread has closed it meanwhile."""
-        if self._closed:
-            raise UserError(f"{self.program.engine}: stopped before it was ready")
+    async def beside(self, deployment: Deployment) -> ExternalServer:
+        other = ExternalServer(self.name, self.program, deployment)
+        try:
+            await asyncio.to_thread(other.start)
+        except asyncio.CancelledError:  # the thread continues until its process is ended
+            await asyncio.to_thread(other.end)
+            raise
+        return other
 
-    def failed(self) -> str | None:
-        """Why the process has ended, if it has; then it has no address."""
-        if self._process is not None and self.url is not None:
+    @property
+    def waiting(self) -> int:
+        return max(self.running - self.program.slots, 0)
+
+    # Whether it works.
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        if self._ended is None and self._process is not None:
             try:
                 self._process.check()
             except UserError as error:
-                self.url, self._ended = None, str(error)
-        return self._ended if self.url is None else None
+                self._ended = str(error)
+        return None if self._ended is None else EngineFailed(self._ended)
+
+    async def probe(self) -> bool:
+        """Ends the process where it does not answer, or has requests and counts no tokens: a front
+        end may answer while its engine hangs."""
+        reason, patience = None, self.program.patience
+        if self.idle > patience:
+            reason = f"it has requests, and counts no token for over {patience:g} s"
+        elif not await self._healthy(patience):
+            reason = f"its /health fails, or takes over {patience:g} s"
+        if self.works and reason is not None:
+            self._ended = reason
+            await asyncio.to_thread(self.end)
+        return self.works
+
+    async def check_engine(self) -> None:
+        """Raises :class:`httpx.RemoteProtocolError` where it does not work: vLLM's front end
+        outlives its engine for a moment, and reports the engine's end as its own errors."""
+        if not (self.works and await self._healthy(_ANSWER)):
+            raise httpx.RemoteProtocolError(f"server {self.name}: its engine has ended")
+
+    async def _healthy(self, patience: float) -> bool:
+        with suppress(httpx.HTTPError):
+            return (await self.http.get(f"{self.url}/health", timeout=patience)).is_success
+        return False
+
+    async def metrics(self) -> str | None:
+        """Its page of metrics; None where it gives none."""
+        key = {"authorization": f"Bearer {self.key}"}
+        with suppress(httpx.HTTPError):
+            answer = await self.http.get(f"{self.url}/metrics", headers=key, timeout=_ANSWER)
+            return answer.text if answer.is_success else None
+        return None
 
     def has_counted(self, tokens: tuple[float, ...]) -> None:
         """The program's counts of tokens. One that has no such counts is taken to work."""
@@ -142,9 +195,13 @@ class ExternalServer:
         """Seconds without work for its requests; 0 without requests."""
         return monotonic() - self.worked if self.running else 0.0
 
-    def as_certified(self, deployment: Deployment) -> Deployment:
-        """`deployment`, with a certificate that names what is different here from where it was
-        checked."""
+    # What is served, and its end.
+
+    def describe(self, deployment: Deployment) -> None:
+        """Also, the certificate names what is different here from where it was checked."""
+        self.deployment = self._as_certified(deployment)
+
+    def _as_certified(self, deployment: Deployment) -> Deployment:
         engine, mode = self.program.engine, self._mode
         if deployment.certificate is None or mode is None:
             return deployment
@@ -160,25 +217,12 @@ class ExternalServer:
         remark = f"; here with other settings: {', '.join(other)}" if other else ""
         return deployment.model_copy(update={"certificate": found.sentence + remark})
 
-    def restart(self) -> None:
-        """Start the process again. Raises :class:`UserError`."""
-        self.failing = self.failing + 1 if monotonic() - self._started < AT_ONCE else 0
-        self.stop()
-        self.start()
+    async def close(self) -> None:
+        await self.http.aclose()
 
-    @property
-    def pause(self) -> float:
-        """Seconds until it is started again."""
-        return pause_after(self.failing)
-
-    def stop(self, patience: float = _PATIENCE) -> None:
-        """End the process; after `patience` seconds it is killed."""
-        self.url = None
-        if self._process is not None:
-            self._process.stop(patience)
-
-    def close(self, patience: float = _PATIENCE) -> None:
-        """End the process for good, and remove its files."""
+    def end(self, at_once: bool = False) -> None:
+        """Also, its files are removed. A process that has not ended in time is killed."""
         self._closed = True
-        self.stop(patience)
+        if self._process is not None:
+            self._process.stop(_AT_ONCE if at_once else _PATIENCE)
         self._folder.cleanup()

@@ -1,12 +1,13 @@
 """The FastAPI application of a service.
 
-It needs a :class:`Service` and nothing of Ray, so it runs under any ASGI server.
+It needs a service and nothing of Ray, so it runs under any ASGI server.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
@@ -18,7 +19,7 @@ from cluster.serving.http.openapi import ERRORS, describe_events
 from cluster.serving.http.pages import Heads, Page, add_page
 from cluster.serving.http.routes import chat, completions, deploy, responses, server
 from cluster.serving.http.samples import PromptSampling, Samples
-from cluster.serving.http.service import Service
+from cluster.serving.http.service import FleetService, Service
 from cluster.serving.http.stopping import Admission
 
 # The header is checked by `Gate`; this one tells the document about it.
@@ -31,37 +32,41 @@ def build_app(
     samples: PromptSampling | None = None,
     listener: Listener | None = None,
 ) -> FastAPI:
-    """The routes of `service`, which runs during the application's lifespan. With `samples`, some
-    prompts are kept. With a `listener`, the application also answers at that address."""
+    """The routes of `service`. With `samples`, some prompts are kept. See :func:`fleet_app`."""
     if samples is not None:
         service.samples = Samples(samples)
+    app = fleet_app(service, listener, responses=ERRORS)
+    if page is not None:
+        add_page(app, page)
+    for routes in (server, completions, chat, responses):
+        keys = [KEY] if service.access.keys else []
+        app.include_router(routes.router(service), dependencies=keys)
+    describe_events(app, chat.ChatChunk, responses.ResponseEvent)
+    return app
+
+
+def fleet_app(service: FleetService[Any], listener: Listener | None, **options: Any) -> FastAPI:
+    """The application of any fleet, with the routes for its health and its operation. The service
+    runs during the application's lifespan. With a `listener`, the application also answers at that
+    address. `options` are FastAPI's."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with (
-            service.running(),
-            service.samples.writing() if service.samples else nullcontext(),
-            listener.serving(app) if listener else nullcontext(),
-        ):
+        async with service.running(), listener.serving(app) if listener else nullcontext():
             yield
             await service.stopping.within(0 if listener is None else listener.drain)
 
     app = FastAPI(
         title="specdec",
         lifespan=lifespan,
-        responses=ERRORS,
         redirect_slashes=False,
         docs_url=None,  # FastAPI's pages load scripts from other sites
         redoc_url=None,
+        **options,
     )
     add_error_handlers(app)
-    if page is not None:
-        add_page(app, page)
     app.include_router(server.health_router(service))
-    for routes in (server, completions, chat, responses, deploy):
-        keys = [KEY] if service.access.keys else []
-        app.include_router(routes.router(service), dependencies=keys)
-    describe_events(app, chat.ChatChunk, responses.ResponseEvent)
+    app.include_router(deploy.router(service))
     app.add_middleware(Gate, access=service.access)
     app.add_middleware(Heads)
     app.add_middleware(Admission, stopping=service.stopping)

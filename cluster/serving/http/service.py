@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any, Generic, TypeVar
 
+from cluster.serving.drift import Drift
+from cluster.serving.engine_fleet import EngineFleet
 from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
@@ -18,28 +22,66 @@ from cluster.serving.http.stopping import Stopping
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError, rate_limited, unavailable
 from cluster.serving.protocol.models import Arm, Health, ReplicaHealth
-from cluster.serving.replica import EngineReplica
-from cluster.serving.served import Served
+from cluster.serving.replica import FleetReplica
+from cluster.serving.served import ServedEngine
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Request
 
 logger = logging.getLogger(__name__)
 
+F = TypeVar("F", bound=Fleet[Any])
+
 _RESTART = 10  # seconds in which an engine may have started again
 _ARMS = 5.0  # seconds in which an engine reports what its bandit has learned
 
 
-class Service:
-    """Answers requests by a fleet under one model name. `access` has the clients that are answered,
-    and their limits."""
+class FleetService(ABC, Generic[F]):
+    """Answers requests by a fleet. `access` has the clients that are answered, and their limits."""
 
-    def __init__(self, fleet: Fleet, model: str, access: Access = EVERYBODY) -> None:
+    drift: Drift
+
+    def __init__(self, fleet: F, model: str, access: Access) -> None:
         self.fleet, self.model, self.access = fleet, model, access
         self.started = int(time.time())
         self.stopping = Stopping()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Requests are answered during the block. At its end the engines end."""
+        async with self.fleet:
+            yield
+        await asyncio.to_thread(self.fleet.end)
+
+    @abstractmethod
+    async def health(self) -> Health:
+        """Whether requests are answered, and how."""
+
+    def _health(self, **more: Any) -> Health:
+        """The same, with what the fleet knows of it."""
+        fleet = self.fleet
+        return Health(
+            **fleet.deployment.public,
+            model=self.model,
+            running=fleet.running,
+            waiting=fleet.waiting,
+            cancelled=fleet.cancelled,
+            since=max(replica.served.since for replica in fleet.replicas),
+            switches=fleet.switches,
+            restarts=fleet.restarts,
+            drift=list(self.drift.alarms),
+            **more,
+        )
+
+
+class Service(FleetService[EngineFleet]):
+    """Answers requests by this library's engines."""
+
+    def __init__(self, fleet: EngineFleet, model: str, access: Access = EVERYBODY) -> None:
+        super().__init__(fleet, model, access)
         self.samples: Samples | None = None
         self.metrics = Metrics(model, fleet)
+        self.drift = self.metrics.drift
         fleet.observe(self.metrics)
 
     @property
@@ -49,10 +91,9 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Requests are answered during the block. At its end the engines end."""
-        async with self.fleet:
+        sampling = self.samples.writing() if self.samples else nullcontext()
+        async with super().running(), sampling:
             yield
-        self.fleet.end()
 
     @property
     def prompts(self) -> Prompts:
@@ -82,27 +123,17 @@ class Service:
             raise rate_limited(str(full), full.seconds) from None
 
     async def health(self) -> Health:
-        """Whether requests are answered, and how."""
         fleet = self.fleet
         statuses = [each.served.loop.engine.status() for each in fleet.replicas]
-        health = Health(
-            **fleet.deployment.public,
+        health = self._health(
             ready=fleet.failure is None,
-            model=self.model,
             slots=self.engine.slots * len(fleet.replicas),
             queue=sum(each.served.loop.queue for each in fleet.replicas),
             max_length=self.engine.max_length,
-            running=fleet.running,
-            waiting=fleet.waiting,
             preemptions=sum(status.preemptions for status in statuses),
             prefix_hits=sum(status.prefix_hits for status in statuses),
             prefix_tokens=sum(status.prefix_tokens for status in statuses),
-            cancelled=fleet.cancelled,
             chat=self.prompts.template is not None,
-            since=max(each.served.since for each in fleet.replicas),
-            switches=fleet.switches,
-            restarts=fleet.restarts,
-            drift=list(self.metrics.drift.alarms),
         )
         if fleet.canary is not None:
             health.canary = fleet.canary.status()
@@ -114,13 +145,12 @@ class Service:
 
     async def _arms(self) -> list[Arm] | None:
         """What the bandit knows that has learned most."""
-        working = [each.served for each in self.fleet.replicas if each.side("champion")]
-        found = await asyncio.gather(*map(_learned, working))
+        found = await asyncio.gather(*map(_learned, self.fleet.working))
         known = [arms for arms in found if arms is not None]
         return max(known, key=lambda arms: sum(arm.rounds for arm in arms), default=None)
 
 
-async def _learned(served: Served) -> list[Arm] | None:
+async def _learned(served: ServedEngine) -> list[Arm] | None:
     """What a bandit has learned; None where there is none, or its engine is busy with a long
     step."""
     if (learned := served.loop.engine.learned) is None:
@@ -132,7 +162,7 @@ async def _learned(served: Served) -> list[Arm] | None:
     return None
 
 
-def _replica_health(replica: EngineReplica) -> ReplicaHealth:
+def _replica_health(replica: FleetReplica[ServedEngine]) -> ReplicaHealth:
     engine = replica.served.loop.engine
     return ReplicaHealth(
         replica=replica.name,

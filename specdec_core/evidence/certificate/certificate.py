@@ -10,13 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, Sampling, Value, identity
-from specdec_core.config.base import describe
+from specdec_core.config import Configuration, PairSpec, Sampling, Value, identity, parse_json
 from specdec_core.models.fingerprints import fingerprints, served_fingerprints
 from specdec_core.prompts.prompt import PromptSet
 
@@ -202,10 +198,7 @@ def find_certificate(
     path = certificate_path(pair, configuration, server)
     if not path.exists():
         return None
-    try:
-        found = Certificate.model_validate_json(path.read_text())
-    except ValidationError as error:
-        raise UserError(f"{path}: not a certificate: {describe(error)}") from None
+    found = parse_json(Certificate, path.read_bytes(), f"{path}: not a certificate")
     if found.configuration != configuration:
         return None
     here = fingerprints(pair) if server is None else served_fingerprints(pair, pair.target)

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from cluster.serving.external.app import ExternalService, _counted, _prompts, build_external_app
-from cluster.serving.external.fleet import ExternalFleet, _sums
+from cluster.serving.external.metrics import _sums
 from cluster.serving.external.process import ExternalServer, Program, log_file
+from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import Access
 from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
@@ -46,7 +47,9 @@ def http(tiny_spec, tmp_path_factory):
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setitem(SERVERS, "words", WordServer())
         deployment = Deployment(pair=tiny_spec, configuration=CHAIN)
-        fleet = ExternalFleet([Program("words", "tiny")], deployment, Operation(TOKEN))
+        server = ExternalServer("0", Program("words", "tiny"), deployment)
+        server.start()
+        fleet = Fleet([server], Operation(TOKEN))
         keys = (hashlib.sha256(KEY.encode()).digest(),)
         access = Access(keys, limits=RequestLimits(tokens=220))
         service = ExternalService(fleet, "tiny", access, queue=8)
@@ -265,7 +268,8 @@ def test_a_certificate_names_what_is_different_here(tiny_spec, bare_home):
         program = Program("words", "tiny", arguments=arguments)
         server = ExternalServer("0", program, certified)
         server._mode = ServedMode(version, {**settings, **changed}, lambda *_: [], {})
-        return server.as_certified(certified).certificate
+        server.describe(certified)
+        return server.deployment.certificate
 
     assert said("1", ()) == certificate.sentence
     other = "; here with other settings: prefix, version (2), --enable-lora"

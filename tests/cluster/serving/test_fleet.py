@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from cluster.serving import fleet as fleet_module
+from cluster.serving import engine_fleet
 from cluster.serving.canary import Canary
+from cluster.serving.engine_fleet import EngineFleet
 from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.fleet import Fleet
 from cluster.serving.http.service import Service
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, ServedEngine
 from cluster.serving.stream import _StreamedAnswer
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
@@ -66,7 +66,7 @@ async def text(stream):
 def here(pair, configurations=(FOUR,), operation=NOT_OPERATED, slots=8, queue=128):
     """A fleet of engines in threads of this process, one for each configuration."""
     served = [served_of(Engine(pair, each, slots), queue) for each in configurations]
-    return Fleet(served, operation)
+    return EngineFleet(served, operation)
 
 
 def kill(served):
@@ -228,7 +228,7 @@ async def test_streams_survive_a_killed_engine_and_a_new_configuration(
 async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
     tiny_spec, tiny_pair, expected
 ):
-    fleet = Fleet([served_of(EngineProcess(tiny_spec, FOUR, LIMITS)) for _ in range(2)])
+    fleet = EngineFleet([served_of(EngineProcess(tiny_spec, FOUR, LIMITS)) for _ in range(2)])
     async with Service(fleet, "tiny").running():
         await survived(fleet, tiny_pair, expected)
         assert fleet.resumed > 0
@@ -313,7 +313,7 @@ async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_
 
 
 async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair, monkeypatch):
-    fleet, loaded, load = here(tiny_pair, [FOUR, FOUR]), [], Served.beside
+    fleet, loaded, load = here(tiny_pair, [FOUR, FOUR]), [], ServedEngine.beside
 
     async def beside(served, deployment):
         if served is fleet.replicas[1].served and deployment.configuration != LOOKUP:
@@ -321,7 +321,7 @@ async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair,
         loaded.append(await load(served, deployment))
         return loaded[-1]
 
-    monkeypatch.setattr(Served, "beside", beside)
+    monkeypatch.setattr(ServedEngine, "beside", beside)
 
     async with fleet:
         before = [replica.served for replica in fleet.replicas]
@@ -367,7 +367,7 @@ async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(t
         assert fleet.deployment.configuration == LOOKUP
         assert fleet.previous.configuration == FOUR
         while not all(map(fleet._current, fleet.replicas)):
-            await fleet._watch()
+            await fleet.watch(fleet.replicas[1])
             await asyncio.sleep(0.01)
         assert {r.served.loop.engine.configuration for r in fleet.replicas} == {LOOKUP}
         assert (fleet.switches, fleet.restarts) == (1, 0)
@@ -456,7 +456,7 @@ async def known(served):
 
 async def test_replicas_share_what_they_learn(tiny_pair, monkeypatch):
     bandit = BANDIT
-    monkeypatch.setattr(fleet_module, "_SHARE", 0.01)
+    monkeypatch.setattr(engine_fleet, "_SHARE", 0.01)
     fleet = here(tiny_pair, [bandit, bandit])
 
     async with fleet:
@@ -544,7 +544,7 @@ async def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
         await text(await fleet.submit(requests(load_pair(copied), "again", 4)[:1]))
         assert fleet.deployment == deployed(copied, FOUR)
         assert fleet.restarts == 1
-        await fleet._watch()
+        await fleet.watch(fleet.replicas[0])
         assert fleet.replicas[0].restarting.done()
         assert (fleet.restarts, fleet.switches) == (1, 0)
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from cluster.serving import fleet
+from cluster.serving import engine_fleet
 from cluster.serving.canary import COUNTED, PAIRS, Canary, check_comparable
 from cluster.serving.deployment import learned_state
 from cluster.serving.drift import WEEK, Drift
@@ -58,7 +58,7 @@ async def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair, tmp_pa
 
 
 async def test_it_is_kept_now_and_then_also_after_a_failure(tiny_pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet, "KEEP", 0.01)
+    monkeypatch.setattr(engine_fleet, "KEEP", 0.01)
     path = tmp_path / "state.json"
     engine = Engine(tiny_pair, BANDIT)
     service = service_of(engine, learned=path)

@@ -9,8 +9,14 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service import utils
 
-from dashboards.relocation import FOLDER
-from dashboards.store import connect, experiment_id_of, own_store, place_of, tracking_uri
+from dashboards.store import (
+    FOLDER,
+    connect,
+    experiment_id_of,
+    own_store,
+    place_of,
+    tracking_uri,
+)
 from dashboards.tracking.registry import load_champion, register
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
@@ -192,19 +198,17 @@ def moved(made, opened, tmp_path, monkeypatch):
 
 
 def addresses():
-    """All places that the store gives."""
+    """All addresses that the store gives."""
     client = connect()
     experiments = [e for e in client.search_experiments() if e.name != "Default"]
     runs = client.search_runs([e.experiment_id for e in experiments])
     versions = client.search_model_versions()
-    given = [
+    return [
         *(e.artifact_location for e in experiments),
         *(run.info.artifact_uri for run in runs),
         *(version.source for version in versions),
         *(client.get_model_version_download_uri(v.name, v.version) for v in versions),
     ]
-    folders = [run.data.tags[FOLDER] for run in runs if FOLDER in run.data.tags]
-    return [*given, *(folder.partition(":")[2] for folder in folders)]
 
 
 def tree(folder):

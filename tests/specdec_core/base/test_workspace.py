@@ -71,8 +71,6 @@ def test_reading_the_workspace_loads_no_framework():
 def test_what_lay_in_a_moved_workspace_is_found_in_it(tmp_path, monkeypatch):
     first, second = tmp_path / "first", tmp_path / "é second"
     (first / "drafts" / "a").mkdir(parents=True)
-    (first / "export" / "vllm").mkdir(parents=True)
-    (first / "export" / "vllm" / "settings").write_text(f"model: {first}/drafts/a")
     monkeypatch.setenv("SPECDEC_HOME", str(first))
     named = str(first / "drafts" / "a")
     remember(first)
@@ -85,8 +83,7 @@ def test_what_lay_in_a_moved_workspace_is_found_in_it(tmp_path, monkeypatch):
     assert as_first_placed(json.dumps({"draft": moved})) == plan
     for other in ("org/model", f"{first}/gone", "./drafts/a", "/nowhere/drafts/a"):
         assert present_path(other) == other
-    remember(second, first)
-    assert (second / "export" / "vllm" / "settings").read_text() == f"model: {moved}"
+    remember(second)
     named = str(second / "drafts" / "a")
     second.rename(first)  # and back
     monkeypatch.setenv("SPECDEC_HOME", str(first))

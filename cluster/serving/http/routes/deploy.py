@@ -6,7 +6,7 @@ import asyncio
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
@@ -15,9 +15,9 @@ from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.answer import while_connected
 from cluster.serving.http.bodies import read_body
-from cluster.serving.http.stopping import Stopping
+from cluster.serving.http.service import FleetService
 from cluster.serving.protocol.errors import ApiError
-from cluster.serving.served import Deployment, Operation
+from cluster.serving.served import Deployment
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse_json
 
@@ -25,24 +25,7 @@ TOKEN_HEADER = "x-specdec-token"
 DEPLOY, ROLL_BACK, STOP = OPERATE
 
 
-class OperatedFleet(Protocol):
-    """What is served, and how it is replaced. The methods raise :class:`UserError`."""
-
-    operation: Operation
-
-    async def deploy(self, deployment: Deployment) -> Deployment: ...
-    async def roll_back(self) -> Deployment: ...
-    async def try_out(self, deployment: Deployment, share: float) -> Deployment: ...
-
-
-class OperatedService(Protocol):
-    stopping: Stopping
-
-    @property
-    def fleet(self) -> OperatedFleet: ...
-
-
-def router(service: OperatedService) -> APIRouter:
+def router(service: FleetService[Any]) -> APIRouter:
     """`/v1/specdec/deploy`, `/v1/specdec/rollback` and `/v1/specdec/stop`; none for a server
     without a token."""
     fleet = service.fleet

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, Response
 
 from cluster.serving.http.openapi import PLAIN
-from cluster.serving.http.service import Service
+from cluster.serving.http.service import FleetService, Service
 from cluster.serving.protocol.models import Health, ModelCard, ModelList, Ready, Version
 from specdec_core.models.location import hub_id
 
 
-def health_router(service: Service) -> APIRouter:
+def health_router(service: FleetService[Any]) -> APIRouter:
     """`/health` and `/ready`, which need no key."""
     routes = APIRouter()
 

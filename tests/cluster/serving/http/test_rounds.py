@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.replica import EngineReplica
+from cluster.serving.replica import FleetReplica
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Chunk, Engine
@@ -91,7 +91,7 @@ async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair):
         answering = asyncio.create_task(asked)
         while first.metrics._generated < 20:
             await asyncio.sleep(0.001)
-        other = EngineReplica("other", second.fleet.replicas[0].served)
+        other = FleetReplica("other", second.fleet.replicas[0].served)
         other.served.loop.open()
         first.fleet.replicas.append(other)
         first.fleet.observe(first.metrics)
