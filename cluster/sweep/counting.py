@@ -18,15 +18,7 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
-from cluster.sweep.trial import (
-    PROMPTS_DONE,
-    CountTrial,
-    RoundsFile,
-    TrialTask,
-    counted,
-    group,
-    grouped,
-)
+from cluster.sweep.trial import PROMPTS_DONE, Counted, CountTrial, TrialTask, group, grouped
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
 from specdec_core.base.uris import sqlite_uri
@@ -132,7 +124,7 @@ class _Counting:
             self._fit(needs, {"configurations": tune.grid_search(groups)}, early_stopping)
             configurations = self.record.take_lost()
         for configuration in configurations:
-            self.record.failed(configuration.label, self.record.reason)
+            self.record.failed(configuration, self.record.reason)
 
     def _fit(
         self, needs: dict[str, float], space: dict[str, Any], early_stopping: bool, **tuning: Any
@@ -189,19 +181,19 @@ class _Record(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        rounds: RoundsFile | None = result.pop("rounds", None)
-        for finished in counted(result):
+        counted: Counted = result.pop("counted")  # before Tune writes the result
+        for finished in counted.trials:
             if not finished.finished and not result["done"]:
                 continue
             if finished.id not in self.saved:  # Optuna may propose the same one twice
                 self.saved.add(finished.id)
                 self.observer.trial_finished(finished)
-                self.folder.add_trial(finished, rounds.parquet if rounds else None)
+                self.folder.add_trial(finished, counted.rounds)
                 self.result.trials.append(finished)
             self.observer.step()
-        for config_id, label, reason in result["failed"]:
-            self.ids_failed.add(config_id)
-            self.failed(label, reason)
+        for configuration, reason in counted.failed:
+            self.ids_failed.add(configuration.id)
+            self.failed(configuration, reason)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """The trial's process is lost. Errors of configurations are in the trial's results."""
@@ -217,9 +209,9 @@ class _Record(tune.Callback):
         lost, self.lost = self.lost, []
         return lost
 
-    def failed(self, label: str, reason: str) -> None:
+    def failed(self, configuration: Configuration, reason: str) -> None:
         self.reason = reason
-        self.observer.warned(f"{label} failed: {reason}")
+        self.observer.warned(f"{configuration.label} failed: {reason}")
         self.observer.step()
 
 

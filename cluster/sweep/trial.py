@@ -32,7 +32,6 @@ PROMPTS_DONE = "prompts"
 REPORT = 1.0  # seconds of replay between two results
 
 _CONFIGURATIONS = TypeAdapter(list[Configuration])
-_TRIALS = TypeAdapter(list[Trial])
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,14 @@ class TrialTask:
         return self.replay is not None and self.replay.can(configuration)
 
 
-@dataclass(frozen=True)
-class RoundsFile:
-    """A Parquet file of rounds. Tune prints results into messages that are not shown, and printing
-    a table takes longer than starting a trial."""
+@dataclass
+class Counted:
+    """What a trial has counted since its last result. Tune prints results into messages that are
+    not shown, and printing a table takes longer than starting a trial."""
 
-    parquet: bytes = field(repr=False)
+    trials: list[Trial] = field(default_factory=list, repr=False)
+    failed: list[tuple[Configuration, str]] = field(default_factory=list)  # with the reasons
+    rounds: bytes | None = field(default=None, repr=False)  # all so far, as Parquet, if decoded
 
 
 def group(configurations: Sequence[Configuration]) -> str:
@@ -71,17 +72,10 @@ def grouped(config: dict[str, Any]) -> list[Configuration]:
     return _CONFIGURATIONS.validate_json(config["configurations"])
 
 
-def counted(result: dict[str, Any]) -> list[Trial]:
-    """The configurations' documents in a trial's result."""
-    return _TRIALS.validate_json(result["trials"])
-
-
 class CountTrial(tune.Trainable):
     """Counts each of `config["configurations"]`: replays it, or decodes the prompts chunk by chunk.
 
-    A result holds the :class:`Trial` documents since the result before, their best estimate, and
-    all rounds so far of a configuration that is decoded. `failed` has an id, a label and a reason
-    for each configuration that could not be counted.
+    A result holds what was :class:`Counted`, and the best estimate of it.
     """
 
     def setup(self, config: dict[str, Any], task: TrialTask | None = None) -> None:
@@ -104,9 +98,7 @@ class CountTrial(tune.Trainable):
         self.held.close()
 
     def step(self) -> dict[str, Any]:
-        trials: list[Trial] = []
-        failed: list[tuple[str, str, str]] = []
-        rounds: dict[str, RoundsFile] = {}
+        counted = Counted()
         replays, end = self.task.replays(self.left[0]), time.monotonic() + REPORT
         prompts = len(self.task.requests)
         while self.left:
@@ -116,37 +108,35 @@ class CountTrial(tune.Trainable):
                     assert self.task.replay is not None
                     trial = replayed(self.task.replay, configuration, self.task.profile)
                 else:
-                    trial, rounds["rounds"] = self._decode(configuration)
+                    trial, counted.rounds = self._decode(configuration)
                     prompts = len(self.generations)
             except CacheLost:
                 raise  # the trial is lost, and what it was counting is counted again
             except Exception as error:
                 told = isinstance(error, UserError)
                 reason = str(error) if told else traceback.format_exception_only(error)[-1].strip()
-                failed.append((configuration.id, configuration.label, reason))
+                counted.failed.append((configuration, reason))
                 if not told:
                     self.cleanup()  # the engine may hold unfinished requests
                 self._next()
             else:
-                trials.append(trial)
+                counted.trials.append(trial)
                 if trial.finished:
                     self._next()
             if not replays or time.monotonic() > end:
                 break
         return {
-            METRIC: max((trial.metrics[METRIC] for trial in trials), default=0.0),
+            METRIC: max((trial.metrics[METRIC] for trial in counted.trials), default=0.0),
             PROMPTS_DONE: prompts,
-            "trials": _TRIALS.dump_json(trials).decode(),
-            "failed": failed,
+            "counted": counted,
             "done": not self.left,
-            **rounds,
         }
 
     def _next(self) -> None:
         self.left.popleft()
         self.generations = []
 
-    def _decode(self, configuration: Configuration) -> tuple[Trial, RoundsFile]:
+    def _decode(self, configuration: Configuration) -> tuple[Trial, bytes]:
         """Decode a chunk of the prompts; the document and the rounds of all chunks."""
         done = len(self.generations)
         if not done:
@@ -158,7 +148,7 @@ class CountTrial(tune.Trainable):
         trial = assess(configuration, self.generations, self.task.profile)
         trial.finished = len(self.generations) == len(self.task.requests)
         rounds = rounds_frame(self.generations, config_id=trial.id)
-        return trial, RoundsFile(rounds.to_parquet(index=False))
+        return trial, rounds.to_parquet(index=False)
 
 
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:

@@ -27,7 +27,7 @@ def corrected(trials: Sequence[Trial], taken: Mapping[str, float]) -> dict[str, 
     if alone is None:
         return {}
     speed = taken[alone.id] / alone.metrics[SECONDS]
-    drafting = [t for t in trials if t.configuration.drafter is not None and _estimated(t)]
+    drafting = [t for t in trials if t.configuration.drafter is not None and _counted(t)]
     forwards = {t.id: speed * t.metrics[SECONDS] for t in drafting}
     timed = [t for t in drafting if t.id in taken]
     overheads = {t.id: (taken[t.id] - forwards[t.id]) / t.counts["n_target"] for t in timed}
@@ -49,13 +49,13 @@ def correct(trials: Sequence[Trial], taken: Mapping[str, float]) -> None:
 
 
 def _alone(trials: Iterable[Trial], taken: Mapping[str, float]) -> Trial | None:
-    timed = (t for t in trials if t.id in taken and _estimated(t))
+    timed = (t for t in trials if t.id in taken and _counted(t))
     return next((t for t in timed if t.configuration.drafter is None), None)
 
 
-def _estimated(trial: Trial) -> bool:
-    """Whether it was counted in full, with an estimate of its seconds, which old sweeps lack."""
-    return trial.finished and trial.counts["n_target"] > 0 and SECONDS in trial.metrics
+def _counted(trial: Trial) -> bool:
+    """Whether it was counted in full."""
+    return trial.finished and trial.counts["n_target"] > 0
 
 
 def _relatives(trial: Trial, timed: Iterable[Trial]) -> list[Trial]:

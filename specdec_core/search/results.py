@@ -86,13 +86,13 @@ def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
 
 class Timing(Document):
     """A configuration timed alone. Repeats of one pass over the prompts were interleaved with those
-    of other configurations; without `passes`, all configurations had the same repeats."""
+    of other configurations."""
 
     config_id: str
     seconds: list[list[float]]  # [repeat][prompt]
-    passes: list[int] = Field(default=[])  # [repeat]
+    passes: list[int]  # [repeat]
     tokens: list[int]  # [prompt]
-    prefill: list[float] = Field(default=[])  # seconds to the first token [prompt], where known
+    prefill: list[float]  # seconds to the first token [prompt]; 0: unknown
     speedup: float = 1.0  # over autoregressive decoding
     low: float = 1.0
     high: float = 1.0
@@ -131,16 +131,13 @@ class Timing(Document):
         """How many times faster it is than another timing of the same prompts, for as many tokens
         as the other has: in the passes of both, or without one by what both are over autoregressive
         decoding, with the sum of both intervals."""
-        ours, theirs = (
-            dict(zip(each.passes or range(len(each.seconds)), each.seconds, strict=True))
-            for each in (self, other)
-        )
+        ours, theirs = (dict(zip(each.passes, each.seconds, strict=True)) for each in (self, other))
         both = [number for number in ours if number in theirs]
         if not both:
             value, low, high = self.speedup / other.speedup, self.low / other.high, self.high
             return Ratio(value, low, high / other.low)
         seconds = np.array([ours[number] for number in both])
-        seconds = as_long(seconds, self.prefill or 0.0, self.tokens, other.tokens)
+        seconds = as_long(seconds, self.prefill, self.tokens, other.tokens)
         return paired_ratio(np.array([theirs[number] for number in both]), seconds)
 
 

@@ -22,7 +22,7 @@ from cluster.placed_engine import placed_engine
 from cluster.placement import Placement, place
 from cluster.session import QUIET, ray_session, resources
 from cluster.sweep.run import run_sweep
-from cluster.sweep.trial import CountTrial, TrialTask, counted, group
+from cluster.sweep.trial import CountTrial, TrialTask, group
 from dashboards.reports.sweep import caveats
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
@@ -296,7 +296,7 @@ def trial(ray_running, tiny_pair):
 
 
 def test_a_trial_counts_pearl_on_its_devices(trial):
-    [found] = counted(trial.train())
+    [found] = trial.train()["counted"].trials
     assert found.counts["n"] == TOKENS
     assert found.counts["n_drafted"]
     assert found.metrics[SECONDS] < 100  # what it took, and not what the profile says

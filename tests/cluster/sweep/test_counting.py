@@ -1,6 +1,5 @@
 """Tune counts every configuration once, in as many processes as there is room for."""
 
-import json
 import os
 import sys
 import time
@@ -14,13 +13,13 @@ from ray import tune
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
-from cluster.sweep.trial import RoundsFile
+from cluster.sweep.trial import Counted, grouped
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
-from specdec_core.search.results import SweepResult
+from specdec_core.search.results import SweepResult, Trial
 from tests.observers import HeardSweep
 
 PLAN = Plan.model_validate(
@@ -55,24 +54,23 @@ class IdleTrial(tune.Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config):
-        self.configurations = json.loads(new_config["configurations"])
+        self.configurations = grouped(new_config)
         return True
 
     def step(self):
         configuration = self.configurations.pop()
         time.sleep(self.task.seconds)
-        trial = {
-            "configuration": configuration,
-            "counts": {"n": 1},
-            "metrics": {"estimated_speedup": 1.0},
-        }
+        trial = Trial(
+            configuration=configuration,
+            counts={"n": 1},
+            metrics={"estimated_speedup": 1.0},
+        )
+        rounds = pd.DataFrame({"config_id": ["idle"], "round": [0]}).to_parquet()
         return {
             "estimated_speedup": 1.0,
             "prompts": len(self.task.requests),
-            "trials": json.dumps([trial]),
-            "failed": [],
+            "counted": Counted([trial], rounds=rounds),
             "done": not self.configurations,
-            "rounds": RoundsFile(pd.DataFrame({"config_id": ["idle"], "round": [0]}).to_parquet()),
         }
 
 
@@ -81,7 +79,7 @@ class PidTrial(IdleTrial):
 
     def step(self):
         result = super().step()
-        result["rounds"] = RoundsFile(pd.DataFrame({"pid": [os.getpid()]}).to_parquet())
+        result["counted"].rounds = pd.DataFrame({"pid": [os.getpid()]}).to_parquet()
         return result
 
 
@@ -89,7 +87,7 @@ class DeadlyTrial(IdleTrial):
     """Its process ends where one configuration is among those that it has to count."""
 
     def step(self):
-        if any((each["drafter"] or {}).get("max_tokens") == DEADLY for each in self.configurations):
+        if any(getattr(c.drafter, "max_tokens", 0) == DEADLY for c in self.configurations):
             os._exit(1)
         return super().step()
 

@@ -63,7 +63,9 @@ def measured(prompts, configuration, seconds):
     timing = Timing(
         config_id=configuration.id,
         seconds=[list(seconds)],
+        passes=[0],
         tokens=[32, 32],
+        prefill=[0.0] * len(seconds),
         speedup=ratio,
         low=1.0 if configuration == AUTOREGRESSIVE else ratio - 0.25,
         high=1.0 if configuration == AUTOREGRESSIVE else ratio + 0.25,
