@@ -14,6 +14,7 @@ from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.servers.process import running
 from tests.cluster.serving.http.events import client_of
+from tests.configurations import LOOKUP
 from tests.local_server import server_of, service_of
 
 TOKEN = "a secret"
@@ -59,7 +60,7 @@ def test_a_server_is_found_at_any_address(bare_home, tiny_spec, host, here):
 
 
 def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(bare_home, url, tiny_spec):
-    deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
+    deployment = Deployment(pair=tiny_spec, configuration=LOOKUP)
     with announced(url, tiny_spec, OPERATION):
         with pytest.raises(UserError, match="nothing else was served before"):
             find_server().roll_back()
@@ -83,7 +84,7 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(bare_home, u
 
 
 def test_what_fails_for_now_is_told_from_a_refusal(bare_home, url, tiny_spec, monkeypatch):
-    deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
+    deployment = Deployment(pair=tiny_spec, configuration=LOOKUP)
 
     async def fails(*_):
         raise EngineFailed("no engine works")
@@ -110,7 +111,7 @@ def test_what_fails_for_now_is_told_from_a_refusal(bare_home, url, tiny_spec, mo
         assert server.deploy(sure) == sure.as_here()
         elsewhere = sure.model_copy(update={"weights": {"target": "t", "draft": "d"}})
         assert server.deploy(elsewhere) == deployment.as_here()
-    here = weights_here(tiny_spec, [AUTOREGRESSIVE])
+    here = weights_here(tiny_spec, [LOOKUP])
     assert [each.weights for each in taken] == [here, here]
 
 
