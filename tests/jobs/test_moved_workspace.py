@@ -69,6 +69,9 @@ def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
     works(command, third, champion)
     assert not first.exists()
     assert not second.exists()
+    exported = "".join(file.read_text() for file in (third / "export").glob("*/*"))
+    assert f"{third}/" in exported
+    assert exported.count("/models/") == exported.count(f"{third}/models/")
 
     # What was not finished is taken up again.
     last = max((third / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -95,9 +98,6 @@ def works(command, home, champion):
     done(recorded(command, home))
     assert len(list((home / "traces").iterdir())) == 1
     done(command(export.main, home, "--to", "vllm"))
-    exported = "".join(file.read_text() for file in (home / "export").glob("*/*"))
-    assert f"{home}/" in exported
-    assert exported.count("/models/") == exported.count(f"{home}/models/")
     sweeps = len(list((home / "sweeps").iterdir()))
     done(swept(command, home))
     assert len(list((home / "sweeps").iterdir())) == sweeps + 1
