@@ -45,6 +45,11 @@ class AnyHead(nn.Module, ABC):
         self.embed_tokens: nn.Module | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The data type of its layer: the target's, for a head that was loaded with it."""
+        return next(self.layers.parameters()).dtype
+
+    @property
     def proposable(self) -> Tensor:
         """The ids of the tokens that the head can propose, increasing; by default all."""
         device = next(self.layers.parameters()).device

@@ -17,8 +17,10 @@ from specdec_core.cost import ForwardCost, ForwardKind, Profile
 from specdec_core.measure.forward_times import forward_times, workspace_profile
 from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
 from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.pair import load_pair
 from tests.specdec_core.cost.examples import profile_of
 from tests.specdec_core.kinds import chain, configured
+from tests.specdec_core.models.eagle.pair_heads import save_head_of
 from tests.specdec_core.recordings.test_record import record
 
 
@@ -51,6 +53,16 @@ class TestProfilePair:
         assert profile.draft_overhead["draft"] >= 0
         assert (profile.device, profile.target_dtype) == ("cpu", "float32")
         assert Profile.load(profile.save(tmp_path / "p.json")) == profile
+
+    def test_data_types_that_are_chosen_by_the_machine_are_named_for_a_head_too(
+        self, tiny_pair, tmp_path
+    ):
+        save_head_of(tiny_pair, tmp_path / "head", feature_layers=(1,))
+        runner = tiny_pair.spec.runner.model_copy(update={"draft_dtype": "auto"})
+        changes = {"drafts": {"eagle": str(tmp_path / "head")}, "runner": runner}
+        pair = load_pair(tiny_pair.spec.model_copy(update=changes))
+        profile = profile_pair(pair, (1,), (8,), (1,), 1)
+        assert profile.draft_dtype == profile.target_dtype == "float32"
 
     def test_default_contexts_are_those_that_fit_and_large_batches_those_of_smaller_widths(
         self, tiny_pair
