@@ -1,9 +1,9 @@
 """The replicas of a server, and the deployment that all of them serve.
 
-A replica's engine is this library's or another program's server: what is said here holds for both.
-A new deployment is loaded beside the old one on every replica. Once all are ready, new requests go
-to the new engines; the old ones finish their requests, and end. A deployment that a replica cannot
-load changes nothing. An engine that fails is started again.
+The engine of a replica is this library's, or the process of another program. A new deployment is
+loaded beside the old one on every replica. Once all are ready, new requests go to the new engines;
+the old ones finish their requests, and end. A deployment that a replica cannot load changes
+nothing. An engine that fails is started again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WATCH = 1.0  # seconds between checks of a replica
 
 
 class Fleet(Generic[S]):
-    """Replicas, of which `served` has the first engines. Use as `async with`."""
+    """The replicas of a server, with their first engines `served`. Use as `async with`."""
 
     def __init__(self, served: Sequence[S], operation: Operation = NOT_OPERATED) -> None:
         self.replicas = [FleetReplica(str(number), each) for number, each in enumerate(served)]

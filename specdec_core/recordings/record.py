@@ -20,6 +20,7 @@ from torch import Tensor
 
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
@@ -54,8 +55,11 @@ class Recorder:
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
         self.engine: Engine | None = None
         if header.served is None:
-            slots = _SLOTS if pair.drafts else _SLOTS_ALONE
-            self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=slots)
+            # Many sequences share the memory of a few that have the greatest length.
+            limits = Limits(
+                _SLOTS if pair.drafts else _SLOTS_ALONE, cache_tokens=_SLOTS * pair.max_length
+            )
+            self.engine = Engine(self.pair, Configuration(sampling=header.sampling), limits=limits)
         self.drafts: dict[str, ModelRunner] = {}
         self.heads: dict[str, HeadRecorder] = {}
         for name, draft in pair.drafts.items():

@@ -183,4 +183,4 @@ def find_trial(root: Path, config_id: str) -> tuple[SweepResult, Trial]:
 
 def _parsed(path: Path, kind: type[Kind]) -> Kind:
     """A file of a sweep. Raises :class:`UserError` for one that this version does not read."""
-    return parse_json(kind, path.read_bytes(), f"{path}: of another version; --fresh begins anew")
+    return parse_json(kind, path.read_bytes(), f"{path}: of another version (--fresh begins anew)")

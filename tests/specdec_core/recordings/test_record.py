@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,19 @@ def recording(tiny_pair, tmp_path_factory):
 def test_the_trajectory_is_the_targets_greedy_text(tiny_pair, recording):
     for request, output in zip(requests(6), recording.prompts.outputs, strict=True):
         assert output.tolist() == generated(tiny_pair.target, request.tokens, N)
+
+
+@torch.inference_mode()
+def test_many_answers_share_the_memory_of_a_few_long_ones(tiny_pair, recording):
+    alone = replace(tiny_pair, drafts={})
+    recorder = Recorder(alone, recording.header)
+    limits = recorder.engine.scheduler.limits
+    assert (limits.slots, limits.cache_tokens) == (32, 8 * alone.max_length)
+    numbered = list(enumerate(requests(32, new_tokens=120)))  # more than the cache holds
+    output = recorder.record(numbered)["prompts"]["output"].to_pylist()
+    assert recorder.engine.scheduler.preemptions
+    expected = [generated(tiny_pair.target, request.tokens, 120) for _, request in numbered[-3:]]
+    assert output[-3:] == expected
 
 
 @torch.inference_mode()
