@@ -132,8 +132,8 @@ class EngineFleet(Fleet[ServedEngine]):
                 if side == "champion" or all(c.works for c in canary.sides[side]):
                     return side
                 canary.end("dropped", "its engine has failed")
-        if not self._changing.locked():
-            async with self._changing:
+        if not self._busy:
+            async with self._alone():
                 await self._decide(canary)
         return "champion"
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Generic, Self
 
@@ -38,7 +39,8 @@ class Fleet(Generic[S]):
         self.previous: Deployment | None = None  # to which a rollback returns
         self.switches = self.restarts = 0  # restarts of engines that failed
         self.canary: Canary | None = None  # the last one
-        self._changing = asyncio.Lock()
+        self._changing = asyncio.Lock()  # held while what is served is changed
+        self._loading: set[asyncio.Task[None]] = set()  # replicas that load what is served
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -112,7 +114,6 @@ class Fleet(Generic[S]):
 
     async def _restarted(self, replica: FleetReplica[S]) -> FleetReplica[S]:
         old = replica.served
-        failure = old.failure
         replica.count_failure()
         await asyncio.sleep(replica.pause)
         try:
@@ -121,22 +122,30 @@ class Fleet(Generic[S]):
             async with self._changing:
                 if replica.served is not old or self._current(replica):
                     return replica
-                if failure:
-                    logger.warning("replica %s is started again: %s", replica.name, failure)
-                served = await old.beside(await asyncio.to_thread(self.deployment.as_here))
-                if failure:
-                    served.since = old.since
-                    replica.restarts += 1
-                    self.restarts += 1
-                self.deployment = served.deployment
-                replica.switch(served)
-                if self._trying is not None:
-                    self._trying.sides["champion"] = [each.served for each in self.replicas]
-                return replica
+                loading = asyncio.create_task(self._load_again(replica))
+                self._loading.add(loading)
+                loading.add_done_callback(self._loading.discard)
+            await loading  # beside those of other replicas
+            return replica
         except (UserError, RuntimeError, OSError) as error:
             replica.failure = EngineFailed(f"the engine failed, and cannot be started: {error}")
             logger.error("replica %s: %s", replica.name, replica.failure)
             raise replica.failure from None
+
+    async def _load_again(self, replica: FleetReplica[S]) -> None:
+        """Load what is served into a replica whose engine failed, or has what a canary was not."""
+        old, failure = replica.served, replica.served.failure
+        if failure:
+            logger.warning("replica %s is started again: %s", replica.name, failure)
+        served = await old.beside(await asyncio.to_thread(self.deployment.as_here))
+        if failure:
+            served.since = old.since
+            replica.restarts += 1
+            self.restarts += 1
+        self.deployment = served.deployment
+        replica.switch(served)
+        if self._trying is not None:
+            self._trying.sides["champion"] = [each.served for each in self.replicas]
 
     def _current(self, replica: FleetReplica[S]) -> bool:
         """Whether its engine works, by the configuration that all replicas serve."""
@@ -151,17 +160,30 @@ class Fleet(Generic[S]):
 
     # What is served.
 
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """What is served can be changed here: no replica is loading it."""
+        async with self._changing:
+            if self._loading:
+                await asyncio.wait(self._loading)
+            yield
+
+    @property
+    def _busy(self) -> bool:
+        """Whether to change what is served would mean to wait."""
+        return self._changing.locked() or bool(self._loading)
+
     async def deploy(self, deployment: Deployment) -> Deployment:
         """Serve this from now on, and nothing beside it. What is served already, with the same
         weights, is not loaded again. Raises :class:`UserError` where a replica cannot serve it;
         then everything stays unchanged."""
-        async with self._changing:
+        async with self._alone():
             return await self._deploy(deployment)
 
     async def roll_back(self) -> Deployment:
         """Serve again what was served before, or, where nothing was, end a canary. Raises
         :class:`UserError` where there is none either."""
-        async with self._changing:
+        async with self._alone():
             if self.previous is None and self._trying is None:
                 raise UserError("nothing else was served before")
             if self.previous is None:
@@ -179,7 +201,7 @@ class Fleet(Generic[S]):
         check_comparable((self.deployment.configuration, deployment.configuration), share)
         deployment = self._run_here(deployment)
         await asyncio.to_thread(check_deployable, self.deployment, deployment)
-        async with self._changing:
+        async with self._alone():
             loaded = await self._load(deployment)
             await self._drop_challenger()
             for replica, challenger in loaded.items():

@@ -143,7 +143,7 @@ async def left(fleet, pair, expected):
     await sent(streams[:4], 20)
     kill(fleet.replicas[0].served)
     leaving = asyncio.create_task(fleet.submit([other]))
-    while not fleet._changing.locked():
+    while not fleet._loading:
         await asyncio.sleep(0.001)
     staying = asyncio.create_task(fleet.submit([first]))
     await asyncio.sleep(0.1)
@@ -257,6 +257,31 @@ async def test_a_replica_whose_devices_are_lost_holds_up_no_other(tiny_pair, exp
         assert not waiting.done()
         there.set()
         assert (await waiting).served.deployment == lookup
+
+
+async def test_replicas_that_fail_at_once_are_started_side_by_side_and_a_deployment_waits_for_them(
+    tiny_pair, monkeypatch
+):
+    fleet, loading, order = here(tiny_pair, [FOUR, FOUR]), asyncio.Barrier(2), []
+    beside = ServedEngine.beside
+
+    async def together(served, deployment):
+        order.append(deployment.configuration)
+        if deployment.configuration == FOUR:
+            await loading.wait()
+        return await beside(served, deployment)
+
+    monkeypatch.setattr(ServedEngine, "beside", together)
+    async with fleet, asyncio.timeout(60):
+        for replica in fleet.replicas:
+            replica.served.loop._fail("its node is lost")
+        restarts = [fleet._restart(replica) for replica in fleet.replicas]
+        while len(order) < 2:
+            await asyncio.sleep(0.001)
+        lookup = fleet.deployment.model_copy(update={"configuration": LOOKUP})
+        assert await fleet.deploy(lookup) == fleet.deployment == lookup
+        assert all(restart.done() for restart in restarts)
+        assert (order, fleet.restarts) == ([FOUR, FOUR, LOOKUP, LOOKUP], 2)
 
 
 async def test_another_replica_continues_with_the_same_text(tiny_pair, expected, monkeypatch):
