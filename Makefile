@@ -99,12 +99,16 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.run $(VENV)/.gguf
 
 # vLLM needs other versions of much, hence an environment of its own. With it come builds of
-# torchvision, torchaudio and torchcodec for another torch, which it does not import without.
+# torchvision, torchaudio and torchcodec for another torch, which it does not import without. Its suffix
+# decoding is a package that asks for another vLLM and is compiled; where that fails vLLM is without it.
+SUFFIX := arctic-inference==0.1.1
+
 $(PEERS)/.made: jobs/peers.txt
 	@echo "installing vLLM into $(PEERS) (a few minutes)"
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	-$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(SUFFIX)
 	$(PEERS)/bin/python -c 'import vllm'
 	@touch $@
 

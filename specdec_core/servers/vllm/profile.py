@@ -3,12 +3,15 @@
 Every way to draft has a process that runs during the whole measurement. The measurements are
 interleaved, so that a change of the machine's load affects all ways alike. Of several laps the
 least time counts, because load only adds to it. A process measures all lengths, because the length
-can be set before each step.
+can be set before each step. All numbers of rows and lengths are measured at one context; what a
+context costs, which is proportional to it, with the fewest and the most rows and few lengths.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -38,8 +41,9 @@ from specdec_core.servers.vllm.settings import METHODS, TOKENS, any_load
 WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
-LAPS = 5
+LAPS = 3
 LENGTHS = (1, 2, 4, 7)  # of a draft's chain, one less than a width that is compared
+FEW_WIDTHS = (1, *(1 + length for length in LENGTHS))
 PROMPTS = (32, 128, 384)  # tokens of a prompt
 
 
@@ -49,7 +53,7 @@ def profile_vllm(
     widths: Sequence[int] = WIDTHS,
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
-    repeats: int = 7,
+    repeats: int = 5,
     observer: Observer | None = None,
 ) -> Profile:
     """What steps of vLLM with this pair take, as a profile.
@@ -71,15 +75,19 @@ def profile_vllm(
         peers = {name: VllmPeer(pair, mode, max(batches)) for name, mode in modes.items()}
         for peer in peers.values():
             opened.callback(peer.close)
-            peer.open()
-            observer.step()
+        # On a CPU they compile side by side. On a GPU vLLM refuses memory that changes meanwhile.
+        at_once = len(os.sched_getaffinity(0)) if pair.spec.runner.device == "cpu" else 1
+        with ThreadPoolExecutor(at_once) as pool:
+            for _ in pool.map(VllmPeer.open, peers.values()):
+                observer.step()
         steps: dict[str, Steps] = {name: {} for name in peers}
         prompts: Prompts = {name: {} for name in peers if name not in (NGRAM, SUFFIX)}
         rest: list[float] = []  # seconds of a step beyond its forward
-        shapes = list(product(contexts, batches))
+        shapes = _shapes(contexts, batches)
         observer.stage("measuring steps", LAPS * len(shapes) * len(peers))
         for _, (context, rows), name in product(range(LAPS), shapes, peers):
-            lengths, forced = _lengths(name, widths), name in (NGRAM, SUFFIX)
+            lengths = _lengths(name, widths if context == shapes[0][0] else FEW_WIDTHS)
+            forced = name in (NGRAM, SUFFIX)
             shape = {"rows": rows, "context": context, "lengths": lengths}
             times = peers[name].call("measure", **shape, repeats=repeats, forced=forced)
             for length, taken in zip(lengths, times, strict=True):
@@ -106,6 +114,14 @@ def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]
             f" measured, which is more than the {max_length} that the pair can hold"
         )
     return fitting
+
+
+def _shapes(contexts: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int]]:
+    """The contexts and rows to measure: the middle context, which is the first, with all rows."""
+    middle = contexts[len(contexts) // 2]
+    others = [context for context in contexts if context != middle]
+    ends = sorted({min(batches), max(batches)})
+    return [*product([middle], batches), *product(others, ends)]
 
 
 def _modes(server: Server, pair: Pair, most: int) -> dict[str, Mode]:

@@ -9,10 +9,11 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.servers.step_profile import NGRAM, PLAIN, assembled
 from specdec_core.servers.table import SERVERS
-from specdec_core.servers.vllm.profile import LENGTHS
+from specdec_core.servers.vllm.profile import FEW_WIDTHS, LENGTHS, _shapes
 
 OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
-SHAPES = [(rows, context) for rows in (1, 4) for context in (64, 256)]
+WIDTHS = (1, 2, 3, 5, 8)
+SHAPES = [(rows, context) for context, rows in _shapes((64, 256, 512), (1, 4, 8))]
 
 
 def step(rows, context, width):
@@ -26,10 +27,11 @@ def reading(tokens):
 
 
 def test_times_of_steps_are_split_and_put_together_again(tiny_pair):
-    widths = (1, 2, 3, 5, 8)
+    widths = {context: WIDTHS if context == 256 else FEW_WIDTHS for _, context in SHAPES}
+    assert (len(SHAPES), SHAPES[0]) == (7, (1, 256))
     steps = {
         PLAIN: {(r, c, 0): step(r, c, 1) for r, c in SHAPES},
-        NGRAM: {(r, c, w - 1): step(r, c, w) + LOOKUP for r, c in SHAPES for w in widths},
+        NGRAM: {(r, c, w - 1): step(r, c, w) + LOOKUP for r, c in SHAPES for w in widths[c]},
         "draft": {
             (r, c, k): step(r, c, 1 + k) + BEGUN + EACH * k for r, c in SHAPES for k in LENGTHS
         },
@@ -54,6 +56,9 @@ def test_times_of_steps_are_split_and_put_together_again(tiny_pair):
         forwards = 4 if drafter is chain else 0
         assert under.round_seconds(4, forwards, forwards, "draft", 256) == pytest.approx(seconds)
     assert profile.autoregressive_seconds(10, 64) == pytest.approx(10 * step(1, 64, 1))
+    # Four rows were measured at one context, between one row and eight.
+    four = profile.target.seconds(3, 512, 4) + OVERHEAD
+    assert four == pytest.approx(step(4, 512, 3), rel=1e-3)
 
 
 def test_contexts_that_do_not_fit_are_refused_before_vllm_starts(tiny_pair):
