@@ -33,6 +33,7 @@ from cluster.sweep.run import pair_of
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
+from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
@@ -107,7 +108,7 @@ def run_server_sweep(
     tokenizer = check_pair(plan.pair, served=True)
     asked = plan.prompts
     recorded = asked.described(asked.load(tokenizer))
-    race, prompts, others_raced = _raced(plan, race, recorded.count, tokenizer)
+    race, prompts, others_raced = _raced(plan, race, recorded.count, tokenizer, observer)
     weights = weights_here(plan.pair, plan.samples)
     _check_files(plan, tokenizer, weights)
     identity = f"{server.name} {plan.digest(recorded.digest)}"
@@ -151,19 +152,28 @@ def run_server_sweep(
 
 
 def _raced(
-    plan: ResolvedPlan, race: LoadPlan, recorded: int, tokenizer: Any
+    plan: ResolvedPlan, race: LoadPlan, recorded: int, tokenizer: Any, observer: Observer
 ) -> tuple[LoadPlan, list[Prompt], bool]:
     """The prompts of the race: those after the ones that are recorded, where there are enough, else
     the first ones; and whether they are other ones. A started server answers all loads, if there
     are enough prompts to send none of them twice."""
-    together = {"one_server": True, "slots": max(race.clients)}
-    asked, whole = plan.prompts, race.model_copy(update=together)
+    # Else it is started for each, with the same slots: vLLM compiles anew for another number.
+    race = race.model_copy(update={"slots": max(race.clients)})
+    asked, whole = plan.prompts, race.model_copy(update={"one_server": True})
     found = load_prompts(asked.source, recorded + whole.needed, tokenizer, asked.chat_template)
-    for others_raced, prompts in ((True, found[recorded:]), (False, found)):
-        for each in (whole, race):
-            if len(prompts) >= each.needed:
-                return each, prompts[: each.needed], others_raced
-    return race, found, False
+    fitting = [
+        (each, prompts[: each.needed], prompts is not found)
+        for prompts in (found[recorded:], found)
+        for each in (whole, race)
+        if len(prompts) >= each.needed
+    ]
+    raced, prompts, others_raced = next(iter(fitting), (race, found, False))
+    if raced is race and len(race.loads) > 1:
+        observer.warned(
+            f"{asked.source}: {len(found)} prompts, so every server is started anew for each load;"
+            f" with {recorded + whole.needed} it would be started once for all"
+        )
+    return raced, prompts, others_raced
 
 
 def _check_files(plan: ResolvedPlan, tokenizer: Any, weights: Mapping[str, str] | None) -> None:

@@ -12,6 +12,7 @@ from cluster.sweep import server as server_sweep
 from cluster.sweep.server import run_server_sweep, shown_command
 from dashboards.reports.server_sweep import report
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
@@ -118,6 +119,14 @@ def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_pa
     assert set(raced["race"]) == {"first runs", "all modes"}
 
 
+class Heard(Observer):
+    def __init__(self):
+        self.warnings = []
+
+    def warned(self, message):
+        self.warnings.append(message)
+
+
 def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny_pair):
     """With 12 prompts, of which 6 are recorded: loads of one and of two clients."""
 
@@ -126,12 +135,15 @@ def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny
         live = plan.live.model_copy(update={"requests": requests})
         asked = plan.model_copy(update={"workload": workload, "live": live})
         race = server_sweep.race_plan(asked, OwnServer())
-        race, prompts, others = server_sweep._raced(asked, race, 6, tiny_pair.tokenizer)
+        observer = Heard()
+        found = server_sweep._raced(asked, race, 6, tiny_pair.tokenizer, observer)
+        race, prompts, others = found
         assert len(prompts) == race.needed
+        assert len(observer.warnings) == (not race.one_server)
         return race.one_server, race.slots, others
 
     assert raced(2) == (True, 2, True)  # 2 to warm up, and 2 for each load
-    assert raced(4) == (False, None, True)  # for each load 2 and 4
+    assert raced(4) == (False, 2, True)  # for each load 2 and 4
     assert raced(5) == (True, 2, False)  # of all 12
 
 
