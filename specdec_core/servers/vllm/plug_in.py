@@ -26,7 +26,7 @@ from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.servers.plug_in_drafter import PlugInDrafter, check_chains, opened
-from specdec_core.servers.vllm import sampling
+from specdec_core.servers.vllm import repairs
 from specdec_core.servers.vllm.settings import VARIABLE
 
 PROGRAM = "vLLM"
@@ -81,7 +81,7 @@ class Proposer:
         self.drafter = PlugInDrafter(pair, configuration, self.slots)
         self._held: dict[bytes, list[int]] = {}  # the slots of each sequence
         self._began = perf_counter()
-        sampling.repair()  # vLLM may have no entry point that calls it
+        repairs.repair()  # vLLM may have no entry point that calls it
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM has loaded its model, which the drafter does not need."""

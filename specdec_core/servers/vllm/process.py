@@ -17,7 +17,7 @@ from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.servers.peer import Peer
 from specdec_core.servers.server import PLUG_IN_FILE, Mode, ServedMode
-from specdec_core.servers.vllm import sampling
+from specdec_core.servers.vllm import repairs
 from specdec_core.servers.vllm.child import Worker
 from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, VARIABLE
 
@@ -228,7 +228,7 @@ def library_environment(folder: Path) -> dict[str, str]:
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec\nVersion: 0\n")
     (installed / "entry_points.txt").write_text(
-        f"[{sampling.GROUP}]\n{sampling.NAME} = {sampling.ENTRY_POINT}\n"
+        f"[{repairs.GROUP}]\n{repairs.NAME} = {repairs.ENTRY_POINT}\n"
     )
     return {"PYTHONPATH": str(folder)}
 

@@ -1,9 +1,7 @@
 """vLLM's sampling with speculation on a CPU, repaired.
 
 In the CPU build of 0.32 the function that copies a request's temperature to each of its tokens
-writes into a temporary tensor, so speculation draws at wrong temperatures. Where this library is
-installed, vLLM calls `repair` when any of its processes starts: it is an entry point of the group
-`vllm.general_plugins`.
+writes into a temporary tensor, so speculation draws at wrong temperatures.
 """
 
 from __future__ import annotations
@@ -17,19 +15,13 @@ from torch import Tensor, tensor
 if TYPE_CHECKING:
     from logging import Logger
 
-GROUP = "vllm.general_plugins"
-NAME = "specdec"
-ENTRY_POINT = f"{__name__}:repair"
+NAME = "specdec"  # in vLLM's log
 
 
 def repair() -> None:
-    """In a process of vLLM on a CPU: have vLLM's function checked at its first use, and replaced
-    where it is wrong. Calling it again does nothing."""
+    """In a process of vLLM: have vLLM's function checked at its first use, and replaced where it is
+    wrong."""
     from vllm.logger import init_logger
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
     from vllm.v1.sample import rejection_sampler
 
     if not isinstance(rejection_sampler.expand_batch_to_tokens, Spreading):

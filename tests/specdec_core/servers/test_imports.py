@@ -14,7 +14,7 @@ import sys
 for name in {ABSENT.split()}:
     sys.modules[name] = None  # importing it raises ImportError
 import specdec_core.servers.transformers.plug_in, specdec_core.servers.vllm.plug_in
-import specdec_core.servers.vllm.sampling
+import specdec_core.servers.vllm.repairs
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of, run_time
 for table in DRAFTERS, POLICIES:
     for settings in kinds_of(table, KindSettings).values():

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from specdec_core.servers.vllm.process import VENV, inherited_environment, library_environment
-from specdec_core.servers.vllm.sampling import ENTRY_POINT, GROUP, NAME, Spreading, expanded, repair
+from specdec_core.servers.vllm.repairs import ENTRY_POINT, GROUP, NAME, repair
+from specdec_core.servers.vllm.sampling import Spreading, expanded
 from tests.peers import vllm_installed
 
 PROGRAM = Path(__file__).with_name("sampling_counts.py")
