@@ -44,6 +44,7 @@ from specdec_core.evidence.server_choice import (
     Expressed,
     ServerRace,
     ServerSweep,
+    after_first_runs,
     best_by_load,
     best_of_all,
     by_load,
@@ -338,14 +339,14 @@ class _ServerSweep:
         own = {c.id: mode for mode in self._defaults() if (c := mode.configuration) is not None}
         known = {**own, **expressed.modes}
         simulated = self._simulated(recording, profile, known)
-        modes = self._finalists(simulated, profile, known)
+        modes = joined(self._defaults(), self._finalists(simulated, profile, known))
         first = None
         if self.race.repeats > 1:
             first = self._race("first runs", modes, prompts, command, repeats=1)
             simulated = as_served(simulated, first, known)
             slower = set.intersection(*(shown_slower(first.rows, load) for load in loads))
-            quicker = [mode for mode in modes if mode.name not in slower]
-            modes = joined(self._finalists(simulated, profile, known), quicker)
+            chosen = self._finalists(simulated, profile, known)
+            modes = after_first_runs(modes, self._defaults(), first.rows, loads, slower, chosen)
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
         race = self._race("settings", modes, prompts, command, max(self.race.repeats - 1, 1))
         configurations = _configurations(modes)
@@ -382,9 +383,8 @@ class _ServerSweep:
     def _finalists(
         self, simulated: Simulated, profile: Profile, known: Mapping[str, Mode]
     ) -> list[Mode]:
-        """The server's own modes, and the best few at each load."""
-        chosen = finalists(simulated, known, self.plan.live)
-        return joined(self._defaults(), [self._priced(mode, profile) for mode in chosen])
+        """The best few at each load."""
+        return [self._priced(m, profile) for m in finalists(simulated, known, self.plan.live)]
 
     def _simulated(
         self, recording: Recording, profile: Profile, modes: Mapping[str, Mode]

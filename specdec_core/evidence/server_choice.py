@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -173,6 +173,28 @@ def joined(modes: Sequence[Mode], more: Iterable[Mode]) -> list[Mode]:
         if all(way != (each.settings, each.plug_in) for each in both):
             both.append(mode)
     return both
+
+
+def after_first_runs(
+    modes: Sequence[Mode],
+    own: Sequence[Mode],
+    rows: Sequence[LoadRow],
+    loads: Sequence[Load],
+    slower: Set[str],
+    chosen: Iterable[Mode],
+) -> list[Mode]:
+    """The modes of the race: those of the first runs (`modes`, with `rows`) but the ones that are
+    shown to be `slower` at every load, and those that the corrected simulation has `chosen`. The
+    fastest of the server's `own` modes that draft stays, because the champion is compared with
+    it."""
+    drafting = {mode.name for mode in own if not mode.autoregressive}
+    speeds = {
+        row.name: math.prod(row.tokens_per_second(load) for load in loads)
+        for row in rows
+        if row.name in drafting and not any(map(row.errors, loads))
+    }
+    left = slower - {max(speeds, key=lambda name: speeds[name], default="")}
+    return joined([mode for mode in modes if mode.name not in left], chosen)
 
 
 def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, LoadRow]:

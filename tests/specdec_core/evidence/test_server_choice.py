@@ -4,9 +4,16 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.evidence.server_choice import best_by_load, best_of_all, by_load, express, joined
+from specdec_core.evidence.server_choice import (
+    after_first_runs,
+    best_by_load,
+    best_of_all,
+    by_load,
+    express,
+    joined,
+)
 from specdec_core.search.load.workload import Load
-from specdec_core.servers.server import DraftFile, Models
+from specdec_core.servers.server import DraftFile, Mode, Models
 from tests.load_result import REQUESTS, load_row, records
 from tests.own_server import OwnServer
 from tests.specdec_core.kinds import chain, configured
@@ -61,6 +68,23 @@ def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):
     lookup = {"kind": "prompt_lookup", "min_ngram": 2}
     asked = [configured(lookup | {"occurrence": each}) for each in ("latest", "earliest")]
     assert len(express(SERVER, MODELS, asked).modes) == 2
+
+
+def test_the_race_leaves_out_what_first_runs_show_to_be_slower_but_the_best_of_the_servers_own():
+    plain, *own = [Mode("plain", {}), Mode("draft", {"k": 3}), Mode("n-gram", {"k": 4})]
+    ours = [Mode("long", {"k": 6}), Mode("short", {"k": 2}), Mode("new", {"k": 1})]
+    rows = [PLAIN, row("draft", 0.30, 0.50), row("n-gram", 0.20, 0.40), LONG, SHORT]
+
+    def raced(slower, rows=rows):
+        modes = [plain, *own, *ours[:2]]
+        found = after_first_runs(modes, [plain, *own], rows, LOADS, slower, ours[1:])
+        return [mode.name for mode in found]
+
+    assert raced(set()) == ["plain", "draft", "n-gram", "long", "short", "new"]
+    assert raced({"draft", "n-gram", "long"}) == ["plain", "n-gram", "short", "new"]
+    # One that failed is not the best of the server's own.
+    rows[2].runs["4"][0][0].error = "it ended"
+    assert raced({"draft", "n-gram"}) == ["plain", "draft", "long", "short", "new"]
 
 
 def test_the_best_at_each_load_is_joined_in_a_table_of_lengths():
