@@ -122,7 +122,10 @@ ROWS = [
     (f"{SERVE} --clients 0", "--clients 0: expected positive numbers as 1,2,4"),
     (f"{SERVE} --clients 4,4", "--clients: a number of clients is given twice"),
     (f"{SERVE} --requests 4", "--clients or --rate says the load"),
-    (f"{SERVE} --rate 20 --requests 4 --slots 2 --only x", "--only x: no server's name contains"),
+    (
+        f"{SERVE} --rate 20 --requests 4 --slots 2 --only nothing",
+        "--only nothing: no server's name contains",
+    ),
     (f"{SERVE} --rate 0", "--rate 0: expected requests a second as 2,4.5"),
     (f"{SERVE} --rate 2,2", "--rate: a rate is given twice"),
     (f"{SERVE} --clients 1 --seed 1", "--seed needs --rate"),
