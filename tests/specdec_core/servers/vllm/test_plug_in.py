@@ -29,7 +29,7 @@ def proposer(pair, drafter, folder, monkeypatch):
     """One as vLLM makes it, for four requests at once."""
     chosen = PairConfiguration(pair=pair.spec, configuration=configured(drafter))
     monkeypatch.setenv(VARIABLE, str(chosen.save(folder / "specdec.yaml")))
-    monkeypatch.setattr(plug_in.sampling, "repair", lambda: None)  # vLLM is not here
+    monkeypatch.setattr(plug_in.repairs, "repair", lambda: None)  # vLLM is not here
     config = SimpleNamespace(
         model_config=SimpleNamespace(model=pair.spec.target, max_model_len=128),
         speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
