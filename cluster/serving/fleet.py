@@ -125,7 +125,7 @@ class Fleet(Generic[S]):
                 loading = asyncio.create_task(self._load_again(replica))
                 self._loading.add(loading)
                 loading.add_done_callback(self._loading.discard)
-            await loading  # beside those of other replicas
+            await loading  # several replicas load side by side
             return replica
         except (UserError, RuntimeError, OSError) as error:
             replica.failure = EngineFailed(f"the engine failed, and cannot be started: {error}")
@@ -133,7 +133,8 @@ class Fleet(Generic[S]):
             raise replica.failure from None
 
     async def _load_again(self, replica: FleetReplica[S]) -> None:
-        """Load what is served into a replica whose engine failed, or has what a canary was not."""
+        """Start another engine for a replica whose engine failed, or serves another configuration
+        than the fleet does."""
         old, failure = replica.served, replica.served.failure
         if failure:
             logger.warning("replica %s is started again: %s", replica.name, failure)

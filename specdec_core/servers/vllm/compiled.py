@@ -1,8 +1,8 @@
 """vLLM's compiled models on a CPU, loaded again by later processes.
 
-vLLM 0.32 keeps what it has compiled, and calls a method of what it loads from there. What its CPU
-build loads is a function, which has no such method and needs none. So every process compiled its
-models anew, for a minute or more.
+vLLM 0.32 keeps compiled models in files. It expects that what is loaded from these has the method
+`finalize_loading`, but the CPU build's are functions, which have and need none. So every process
+compiled its models anew, for a minute or more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def repair() -> None:
 
 
 class Loading:
-    """Torch's own loading, whose functions take the call that vLLM makes."""
+    """Torch's own loading; a loaded function gets the method that vLLM calls."""
 
     def __init__(self, own: Callable[..., Any]) -> None:
         self._own = own
