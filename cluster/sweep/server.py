@@ -169,7 +169,7 @@ def _raced(
         if len(prompts) >= each.needed
     ]
     raced, prompts, others_raced = next(iter(fitting), (race, found, False))
-    if raced is race and len(race.loads) > 1:
+    if fitting and raced is race and len(race.loads) > 1:
         observer.warned(
             f"{asked.source}: {len(found)} prompts, so every server is started anew for each load;"
             f" with {recorded + whole.needed} it would be started once for all"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -71,15 +71,19 @@ def profile_vllm(
     contexts = _checked(contexts, len(widths) * (repeats + 4), pair.max_length)
     modes = _modes(server, pair, max(widths) - 1)
     observer.stage("starting vLLM in its modes", len(modes))
+    # On a CPU they compile side by side. On a GPU vLLM refuses memory that changes meanwhile.
+    at_once = len(os.sched_getaffinity(0)) if pair.spec.runner.device == "cpu" else 1
     with ExitStack() as opened:
+        pool = opened.enter_context(ThreadPoolExecutor(at_once))
         peers = {name: VllmPeer(pair, mode, max(batches)) for name, mode in modes.items()}
         for peer in peers.values():
             opened.callback(peer.close)
-        # On a CPU they compile side by side. On a GPU vLLM refuses memory that changes meanwhile.
-        at_once = len(os.sched_getaffinity(0)) if pair.spec.runner.device == "cpu" else 1
-        with ThreadPoolExecutor(at_once) as pool:
-            for _ in pool.map(VllmPeer.open, peers.values()):
-                observer.step()
+        starts = [pool.submit(peer.open) for peer in peers.values()]
+        # At an error these come first; the pool would wait until all have started.
+        opened.callback(lambda: [start.cancel() for start in starts])
+        for start in as_completed(starts):
+            start.result()
+            observer.step()
         steps: dict[str, Steps] = {name: {} for name in peers}
         prompts: Prompts = {name: {} for name in peers if name not in (NGRAM, SUFFIX)}
         rest: list[float] = []  # seconds of a step beyond its forward

@@ -1,5 +1,7 @@
 """A profile of vLLM says what its steps took."""
 
+from threading import Event
+
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -9,6 +11,8 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.servers.step_profile import NGRAM, PLAIN, assembled
 from specdec_core.servers.table import SERVERS
+from specdec_core.servers.vllm import profile as vllm_profile
+from specdec_core.servers.vllm.process import VllmPeer
 from specdec_core.servers.vllm.profile import FEW_WIDTHS, LENGTHS, _shapes
 
 OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
@@ -64,3 +68,20 @@ def test_times_of_steps_are_split_and_put_together_again(tiny_pair):
 def test_contexts_that_do_not_fit_are_refused_before_vllm_starts(tiny_pair):
     with pytest.raises(UserError, match="more than the"):
         SERVERS["vllm"].profile(tiny_pair, contexts=(tiny_pair.max_length,))
+
+
+def test_a_start_that_fails_ends_the_others_at_once(tiny_pair, monkeypatch):
+    closed, opened = Event(), []
+
+    def start(peer):
+        opened.append(peer)
+        if len(opened) == 1:  # it starts for as long as nobody closes it
+            assert closed.wait(30)
+        raise UserError("no memory")
+
+    monkeypatch.setattr(VllmPeer, "open", start)
+    monkeypatch.setattr(VllmPeer, "close", lambda peer: closed.set())
+    monkeypatch.setattr(vllm_profile.os, "sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(UserError, match="no memory"):
+        SERVERS["vllm"].profile(tiny_pair)
+    assert closed.is_set()
