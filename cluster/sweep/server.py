@@ -84,6 +84,7 @@ USAGE = "usage.txt"
 STARTED = "started"  # the folder of the files that the shown command reads
 LOGS = "logs"  # the folder of what the servers print
 PORT = 8000  # of the command that is shown
+LEAST = 12  # requests under a load, where the plan says nothing: repeats tell more than requests
 
 
 def run_server_sweep(
@@ -206,6 +207,7 @@ def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
         max_new_tokens=plan.max_new_tokens,
         clients=tuple(sorted(workload.clients)),
         requests=plan.live.requests,
+        least=LEAST,
         repeats=plan.live.repeats,
         peers=(server.name,),
     )
