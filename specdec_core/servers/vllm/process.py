@@ -42,6 +42,9 @@ class VllmPeer(Peer):
         self._environment = {
             **process_environment(pair.spec.runner.threads),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
+            # vLLM sets it on a CPU, for this process too late: what its server compiled would not
+            # be found.
+            "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
         }
         self.settings = {"engine": self._engine, "environment": self._environment}
 

@@ -52,12 +52,17 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     import torch
     import vllm
     from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.inputs import TokensPrompt
+    from vllm.usage.usage_lib import UsageContext
 
     from specdec_core.servers.vllm import sampling
     from specdec_core.servers.vllm.steps import StepClock
 
-    llm = LLM(**engine_settings)
+    # Of vLLM's server, so that what is compiled and what steps cost are the same there.
+    most = EngineArgs.get_batch_defaults(world_size=1)[0][UsageContext.OPENAI_API_SERVER]
+    most = min(most, engine_settings["max_num_seqs"] * engine_settings["max_model_len"])
+    llm = LLM(**{"max_num_batched_tokens": most, **engine_settings})
     config = llm.llm_engine.vllm_config
     # By the entry point, which vLLM has called.
     repaired = sampling.repaired()
