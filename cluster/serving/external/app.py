@@ -12,12 +12,14 @@ from time import monotonic, perf_counter
 from typing import Any, cast
 from urllib.parse import quote
 
-import httpx
+import aiohttp
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request as HttpRequest
+from yarl import URL
 
+from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.external.metrics import ExternalMetrics
 from cluster.serving.external.process import ExternalServer
 from cluster.serving.fleet import Fleet
@@ -171,22 +173,22 @@ async def _passed(
     answer takes too long."""
     parts = within(_exchanged(service, request, body), service.access.limits.seconds)
     try:
-        answer = cast(httpx.Response, await anext(parts))
+        answer = cast(aiohttp.ClientResponse, await anext(parts))
     except BaseException:  # also a client that leaves
         if taken is not None:
             taken.close()
         raise
-    kept = _kept(answer.headers.raw)
+    kept = _kept(answer.raw_headers)
     chunks = cast(AsyncIterator[bytes], parts)
     if taken is not None:
-        chunks = _counted(chunks, taken, len(body) // 4 if answer.is_success else None)
+        chunks = _counted(chunks, taken, len(body) // 4 if answer.ok else None)
     first = await anext(chunks, b"")
     response: Response
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
-        response = StreamingResponse(_events(first, chunks), answer.status_code)
+        response = StreamingResponse(_events(first, chunks), answer.status)
     else:
         content = first + b"".join([chunk async for chunk in chunks])
-        response = Response(content, answer.status_code)
+        response = Response(content, answer.status)
     response.raw_headers += kept
     return response
 
@@ -222,7 +224,7 @@ def _used(end: bytes) -> int | None:
 
 async def _exchanged(
     service: ExternalService, request: HttpRequest, body: bytes
-) -> AsyncIterator[httpx.Response | bytes]:
+) -> AsyncIterator[aiohttp.ClientResponse | bytes]:
     """An answer's head, and then its bytes. A server that takes no connection has not begun, so
     another server gets the request. Raises :class:`ApiError` where no server answers, or its
     process ends before the answer does."""
@@ -233,7 +235,7 @@ async def _exchanged(
                 async for part in parts:
                     yield part
             return
-        except httpx.ConnectError:
+        except aiohttp.ClientConnectorError:
             if not others:
                 raise _ENDED from None
             others -= 1
@@ -241,26 +243,31 @@ async def _exchanged(
 
 async def _asked(
     service: ExternalService, request: HttpRequest, body: bytes
-) -> AsyncGenerator[httpx.Response | bytes]:
-    """The same of one server. Raises :class:`httpx.ConnectError` where it takes no connection."""
+) -> AsyncGenerator[aiohttp.ClientResponse | bytes]:
+    """The same of one server. Raises :class:`aiohttp.ClientConnectorError` where it takes no
+    connection."""
     began, reason = perf_counter(), "abort"
     server = service.choose()
-    headers = _kept(request.headers.raw)
-    if "accept-encoding" not in request.headers:
-        headers.append((b"accept-encoding", b"identity"))  # else httpx asks for more
-    headers.append((b"authorization", f"Bearer {server.key}".encode()))
+    headers = [
+        (name.decode("latin-1"), value.decode(errors="replace"))  # it sends UTF-8
+        for name, value in _kept(request.headers.raw)
+    ]
+    headers.append(("authorization", f"Bearer {server.key}"))
     query = f"?{request.url.query}" if request.url.query else ""
-    url = f"{server.url}{quote(request.scope['path'])}{query}"
+    url = URL(f"{server.url}{quote(request.scope['path'])}{query}", encoded=True)
     if not server.running:
         server.worked = monotonic()
     server.running += 1
     try:
-        async with server.http.stream(request.method, url, headers=headers, content=body) as answer:
-            if answer.is_server_error:
+        asked = server.http.request(
+            request.method, url, headers=headers, data=body, allow_redirects=False
+        )
+        async with asked as answer:
+            if answer.status >= 500:
                 await server.check_engine()
             yield answer
             first = True
-            async for chunk in answer.aiter_raw():
+            async for chunk in answer.content.iter_any():
                 if chunk.startswith(_FAILED):
                     await server.check_engine()
                 server.worked = monotonic()
@@ -268,14 +275,15 @@ async def _asked(
                     service.metrics.first.observe(perf_counter() - began)
                     first = False
                 yield chunk
-        reason = "stop" if answer.is_success else "refused"
-    except httpx.InvalidURL:
+        reason = "stop" if answer.ok else "refused"
+    except aiohttp.InvalidURL:
         reason = "refused"
         raise ApiError("the address has characters that no address has") from None
-    except httpx.HTTPError as error:
+    except aiohttp.ClientConnectorError:
         reason = "error"
-        if isinstance(error, httpx.ConnectError):
-            raise
+        raise
+    except (aiohttp.ClientError, EngineFailed):
+        reason = "error"
         raise _ENDED from None
     finally:
         server.running -= 1

@@ -8,11 +8,12 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
-import httpx
+import aiohttp
 
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.engine_process import STEP
@@ -34,7 +35,10 @@ _LOGS_KEPT = 50
 _PATIENCE = 15.0  # seconds in which a process ends after the request to
 _AT_ONCE = 0.5  # the same, where the server stops
 _ANSWER = 10.0  # seconds in which it answers about itself
-_UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+_KEEP = 2.0  # seconds that an idle connection is used again; the program may close it at 5
+# What is sent on is the client's; aiohttp would add headers of its own.
+_AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
+_FAILURES = (aiohttp.ClientError, TimeoutError)
 
 
 def log_file(name: str) -> Path:
@@ -104,7 +108,6 @@ class ExternalServer(Served):
         self._counted: tuple[float, ...] = ()
         self.key = secrets.token_urlsafe()  # of the process's port, which other users can reach
         self.url = ""
-        self.http = httpx.AsyncClient(limits=_UNLIMITED, timeout=None, trust_env=False)
         self._ended: str | None = None  # why it does not work
         self._folder = TemporaryDirectory()
         self._process: ServerProcess | None = None
@@ -142,6 +145,17 @@ class ExternalServer(Served):
     def waiting(self) -> int:
         return max(self.running - self.program.slots, 0)
 
+    @cached_property
+    def http(self) -> aiohttp.ClientSession:
+        """Of the event loop that first asks for it. Bytes pass as they are."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP),
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=_AUTOMATIC,
+        )
+
     # Whether it works.
 
     @property
@@ -167,22 +181,25 @@ class ExternalServer(Served):
         return self.works
 
     async def check_engine(self) -> None:
-        """Raises :class:`httpx.RemoteProtocolError` where it does not work: vLLM's front end
-        outlives its engine for a moment, and reports the engine's end as its own errors."""
+        """Raises :class:`EngineFailed` where it does not work: vLLM's front end outlives its engine
+        for a moment, and reports the engine's end as its own errors."""
         if not (self.works and await self._healthy(_ANSWER)):
-            raise httpx.RemoteProtocolError(f"server {self.name}: its engine has ended")
+            raise EngineFailed(f"server {self.name}: its engine has ended")
 
     async def _healthy(self, patience: float) -> bool:
-        with suppress(httpx.HTTPError):
-            return (await self.http.get(f"{self.url}/health", timeout=patience)).is_success
+        limit = aiohttp.ClientTimeout(patience)
+        with suppress(*_FAILURES):
+            async with self.http.get(f"{self.url}/health", timeout=limit) as answer:
+                return answer.ok
         return False
 
     async def metrics(self) -> str | None:
         """Its page of metrics; None where it gives none."""
         key = {"authorization": f"Bearer {self.key}"}
-        with suppress(httpx.HTTPError):
-            answer = await self.http.get(f"{self.url}/metrics", headers=key, timeout=_ANSWER)
-            return answer.text if answer.is_success else None
+        url, limit = f"{self.url}/metrics", aiohttp.ClientTimeout(_ANSWER)
+        with suppress(*_FAILURES):
+            async with self.http.get(url, headers=key, timeout=limit) as answer:
+                return await answer.text() if answer.ok else None
         return None
 
     def has_counted(self, tokens: tuple[float, ...]) -> None:
@@ -218,7 +235,7 @@ class ExternalServer(Served):
         return deployment.model_copy(update={"certificate": found.sentence + remark})
 
     async def close(self) -> None:
-        await self.http.aclose()
+        await self.http.close()
 
     def end(self, at_once: bool = False) -> None:
         """Also, its files are removed. A process that has not ended in time is killed."""
