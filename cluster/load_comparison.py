@@ -13,7 +13,7 @@ from cluster.serving.load_client import run_load
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.evidence.load.result import LoadRow
+from specdec_core.evidence.load.result import DISTURBANCE, LoadRow
 from specdec_core.measure.paired import Paired
 from specdec_core.measure.parts import Parts
 from specdec_core.search.load.race import EndedUnderLoad, LoadContestant, LoadRace
@@ -22,7 +22,6 @@ from specdec_core.search.load.workload import Load
 from specdec_core.servers.process import ServerProcess, running
 
 ENDING = 1.0  # seconds after which a server that fails requests has ended, if it does
-DISTURBANCE = 1.3  # other programs slow a whole run down by less than this
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.load_comparison import ServerContestant, compare_servers, shown_slower
+from cluster.load_comparison import ServerContestant, compare_servers
 from cluster.load_servers import mode_server
 from cluster.recording import run_recording
 from cluster.serving.cores import Cores
@@ -346,9 +346,8 @@ class _ServerSweep:
         if self.race.repeats > 1:
             first = self._race("first runs", modes, prompts, command, repeats=1)
             simulated = as_served(simulated, first, known)
-            slower = set.intersection(*(shown_slower(first.rows, load) for load in loads))
             chosen = self._finalists(simulated, profile, known)
-            modes = after_first_runs(modes, self._defaults(), first.rows, loads, slower, chosen)
+            modes = after_first_runs(modes, self._defaults(), first.rows, loads, chosen)
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
         race = self._race("settings", modes, prompts, command, max(self.race.repeats - 1, 1))
         configurations = _configurations(modes)

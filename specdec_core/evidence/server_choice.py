@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -12,7 +12,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.evidence.load.result import LoadResult, LoadRow
+from specdec_core.evidence.load.result import DISTURBANCE, LoadResult, LoadRow
 from specdec_core.measure.comparison import OURS, halves, over
 from specdec_core.search.load.choice import finalists_at
 from specdec_core.search.load.schedule import TOLERANCE, scheduled
@@ -180,21 +180,38 @@ def after_first_runs(
     own: Sequence[Mode],
     rows: Sequence[LoadRow],
     loads: Sequence[Load],
-    slower: Set[str],
     chosen: Iterable[Mode],
 ) -> list[Mode]:
-    """The modes of the race: those of the first runs (`modes`, with `rows`) but the ones that are
-    shown to be `slower` at every load, and those that the corrected simulation has `chosen`. The
-    fastest of the server's `own` modes that draft stays, because the champion is compared with
-    it."""
+    """The modes of the race: those of the first runs (`modes`, with `rows`) but the ones that fell
+    :func:`behind`, and those that the corrected simulation has `chosen`. Of the server's `own`
+    modes autoregressive decoding stays, and the fastest that drafts, because the champion is
+    compared with them."""
     drafting = {mode.name for mode in own if not mode.autoregressive}
     speeds = {
         row.name: math.prod(row.tokens_per_second(load) for load in loads)
         for row in rows
         if row.name in drafting and not any(map(row.errors, loads))
     }
-    left = slower - {max(speeds, key=lambda name: speeds[name], default="")}
+    kept = {mode.name for mode in own if mode.autoregressive}
+    kept.add(max(speeds, key=lambda name: speeds[name], default=""))
+    left = behind(rows, loads) - kept
     return joined([mode for mode in modes if mode.name not in left], chosen)
+
+
+def behind(rows: Sequence[LoadRow], loads: Sequence[Load]) -> set[str]:
+    """The names of the rows that another one was faster than at every load, and by
+    :data:`DISTURBANCE` over all loads. One with a failed request is neither."""
+    speeds = {
+        row.name: [row.tokens_per_second(load) for load in loads]
+        for row in rows
+        if not any(map(row.errors, loads))
+    }
+
+    def fell(mine: list[float], other: list[float]) -> bool:
+        ratios = [theirs / ours for ours, theirs in zip(mine, other, strict=True)]
+        return min(ratios) > 1 and math.prod(ratios) > DISTURBANCE ** len(loads)
+
+    return {name for name, mine in speeds.items() if any(fell(mine, o) for o in speeds.values())}
 
 
 def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, LoadRow]:

@@ -20,6 +20,8 @@ from specdec_core.search.load.measures import LoadMeasures, by_request, measure
 from specdec_core.search.load.records import LoadRun, records_frame
 from specdec_core.search.load.workload import Load, Slo
 
+DISTURBANCE = 1.3  # other programs slow a whole run down by less than this
+
 
 class LoadRow(Contender):
     """A contestant, and by load its records [repeat][request]."""

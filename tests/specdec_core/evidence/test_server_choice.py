@@ -6,6 +6,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.evidence.server_choice import (
     after_first_runs,
+    behind,
     best_by_load,
     best_of_all,
     by_load,
@@ -70,21 +71,35 @@ def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):
     assert len(express(SERVER, MODELS, asked).modes) == 2
 
 
-def test_the_race_leaves_out_what_first_runs_show_to_be_slower_but_the_best_of_the_servers_own():
+def test_the_race_leaves_out_what_fell_behind_in_the_first_runs_but_the_best_of_the_servers_own():
     plain, *own = [Mode("plain", {}), Mode("draft", {"k": 3}), Mode("n-gram", {"k": 4})]
     ours = [Mode("long", {"k": 6}), Mode("short", {"k": 2}), Mode("new", {"k": 1})]
-    rows = [PLAIN, row("draft", 0.30, 0.50), row("n-gram", 0.20, 0.40), LONG, SHORT]
 
-    def raced(slower, rows=rows):
+    def raced(**seconds):
+        rows = [row(name, *each) for name, each in seconds.items()]
         modes = [plain, *own, *ours[:2]]
-        found = after_first_runs(modes, [plain, *own], rows, LOADS, slower, ours[1:])
+        found = after_first_runs(modes, [plain, *own], rows, LOADS, ours[1:])
         return [mode.name for mode in found]
 
-    assert raced(set()) == ["plain", "draft", "n-gram", "long", "short", "new"]
-    assert raced({"draft", "n-gram", "long"}) == ["plain", "n-gram", "short", "new"]
-    # One that failed is not the best of the server's own.
-    rows[2].runs["4"][0][0].error = "it ended"
-    assert raced({"draft", "n-gram"}) == ["plain", "draft", "long", "short", "new"]
+    close = {"plain": (0.1, 0.1), "draft": (0.12, 0.12), "n-gram": (0.12, 0.12)}
+    everything = ["plain", "draft", "n-gram", "long", "short", "new"]
+    assert raced(**close, long=(0.1, 0.12), short=(0.12, 0.1)) == everything
+    # Slower by 2 and 1.1; then slower at one of two loads only.
+    assert "long" not in raced(**close, long=(0.2, 0.11), short=(0.1, 0.1))
+    assert "long" in raced(**close, long=(0.2, 0.09), short=(0.1, 0.1))
+    # All of the server's own fell behind, and the corrected simulation chose one that did.
+    far = {"plain": (0.3, 0.3), "draft": (0.2, 0.3), "n-gram": (0.2, 0.2), "short": (0.2, 0.2)}
+    assert raced(**far, long=(0.1, 0.1)) == ["plain", "n-gram", "long", "short", "new"]
+
+
+def test_what_failed_falls_behind_nothing_and_nothing_falls_behind_it():
+    failed = row("failed", 0.01, 0.01)
+    assert behind([PLAIN, failed], LOADS) == {"plain"}
+    failed.runs["4"][0][0].error = "it ended"
+    assert behind([PLAIN, failed], LOADS) == set()
+    slow = row("slow", 9.0, 9.0)
+    slow.runs["4"][0][0].error = "it ended"
+    assert behind([PLAIN, slow], LOADS) == set()
 
 
 def test_the_best_at_each_load_is_joined_in_a_table_of_lengths():
