@@ -28,9 +28,11 @@ def read_production(
     draft = None  # a lookup, or without times
     if times is not None and drafts != [LOOKUP]:
         draft = drafts[0] if drafts else next(iter(times.drafts), None)
-        if draft is not None and draft not in times.drafts:
+        if draft is not None:
             known = ", ".join([*times.drafts, LOOKUP])
-            raise UserError(f"--draft {draft}: expected one of the profile's: {known}")
+            times = times.of([draft])
+            if draft not in times.drafts:
+                raise UserError(f"--draft {draft}: expected one of the profile's: {known}")
     now = productions[0]
     lengths = expectations(productions, range(1, now.length + 3), times, draft)
     lines = findings(lengths, now)

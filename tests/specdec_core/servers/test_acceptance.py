@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.reports.production import findings
+from jobs.production import read_production
 from specdec_core.base.errors import UserError
 from specdec_core.servers.acceptance import Production, expectations
 from specdec_core.servers.vllm.metrics import read_metrics
@@ -42,6 +43,19 @@ def test_prometheus_text_gives_steps_and_acceptance_by_position(tmp_path):
     assert [seen.tokens(k) for k in (0, 1, 2)] == pytest.approx([1, 1.6, 1.9])
     # Beyond what was seen a candidate is accepted as often as the last one behind accepted ones.
     assert [seen.tokens(k) for k in (3, 4)] == pytest.approx([1.9 + 0.15, 1.9 + 0.15 + 0.075])
+
+
+def test_a_profiles_every_draft_is_the_named_one_too(tmp_path, capsys):
+    profile, out = tmp_path / "profile.yaml", tmp_path / "out.json"
+    shown = []
+    for name in ("small", "'*'"):
+        profile.write_text(f"{{device: other, target: 0.1, drafts: {{{name}: 0.002}}}}")
+        read_production([metrics(tmp_path)], ["small"], profile, out)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    profile.write_text("{device: other, target: 0.1, drafts: {small: 0.002}}")
+    with pytest.raises(UserError, match="--draft large: expected one of the profile's: small"):
+        read_production([metrics(tmp_path)], ["large"], profile, out)
 
 
 def response(by_accepted, tokens, milliseconds, length=2):
