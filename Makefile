@@ -116,6 +116,8 @@ $(PEERS)/.made: jobs/peers.txt
 # quantiser and the script that converts models are taken; the script needs sentencepiece.
 LLAMA_CPP_BUILD_JOBS ?= 2
 LLAMA_CPP_OFF := LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES LLAMA_USE_PREBUILT_UI BUILD_SHARED_LIBS
+# GCC 12 would remove the writes of AMX's tile configuration, without which quantised models crash.
+LLAMA_CPP_CXXFLAGS := -fno-dse
 
 $(LLAMA_CPP)/.made-$(LLAMA_CPP_BUILD):
 	@echo "building llama.cpp in $(LLAMA_CPP) (half an hour on two cores)"
@@ -131,7 +133,7 @@ $(LLAMA_CPP)/.made-$(LLAMA_CPP_BUILD):
 		--target $(LLAMA_CPP)/source sentencepiece==0.2.2
 	PATH="$(CURDIR)/$(LLAMA_CPP)/bin:$$PATH" cmake -S $(LLAMA_CPP)/source -B $(LLAMA_CPP)/build \
 		-G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_NUMBER=$(LLAMA_CPP_BUILD) \
-		$(LLAMA_CPP_OFF:%=-D%=OFF) $(LLAMA_CPP_CMAKE)
+		-DCMAKE_CXX_FLAGS=$(LLAMA_CPP_CXXFLAGS) $(LLAMA_CPP_OFF:%=-D%=OFF) $(LLAMA_CPP_CMAKE)
 	PATH="$(CURDIR)/$(LLAMA_CPP)/bin:$$PATH" cmake --build $(LLAMA_CPP)/build \
 		--parallel $(LLAMA_CPP_BUILD_JOBS) --target llama-server llama-quantize
 	cp $(LLAMA_CPP)/build/bin/llama-server $(LLAMA_CPP)/build/bin/llama-quantize $(LLAMA_CPP)/bin/

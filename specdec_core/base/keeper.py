@@ -31,7 +31,10 @@ def main() -> None:
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     _ignore_stops()
     Thread(target=end_with_input, args=(process,), daemon=True).start()
-    process.wait()
+    code = process.wait()
+    if code < 0 and -code != signal.SIGINT:  # of which the command itself can say nothing
+        number = signal.Signals(-code)
+        print(f"{number.name}: {signal.strsignal(number)}", file=sys.stderr, flush=True)
     os.killpg(0, signal.SIGKILL)  # what it left behind, and this process
 
 

@@ -91,6 +91,12 @@ def test_what_it_prints_is_added_to_its_log(tmp_path):
     assert log.read_text() == "ValueError: no memory\nanother reason\n"
 
 
+def test_a_signal_that_ends_it_is_told():
+    dying = "import os, signal; print('loading', flush=True); os.kill(os.getpid(), signal.SIGILL)"
+    with pytest.raises(UserError, match="its server ended: SIGILL: Illegal instruction"):
+        server(dying).start(1)
+
+
 def test_one_that_is_not_ready_is_stopped_from_another_thread():
     process = server("import time; time.sleep(1000)")
     with ThreadPoolExecutor(1) as pool:
