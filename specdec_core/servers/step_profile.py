@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from specdec_core.cost import ForwardCost, Measurement, Profile, draft_key
@@ -17,6 +19,18 @@ _LEAST = 1e-6  # seconds of what takes some
 Steps = dict[tuple[int, int, int], float]
 # Seconds of prefills, by mode and tokens.
 Prompts = dict[str, dict[int, float]]
+
+
+LENGTHS = (1, 2, 4, 7)  # of a draft's chain; a step of all these is measured in every shape
+
+
+def shapes(contexts: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int]]:
+    """The contexts and rows to measure: the middle context, which is the first, with all rows. What
+    a context costs is proportional to it: the others with the fewest and the most rows."""
+    middle = contexts[len(contexts) // 2]
+    others = [context for context in contexts if context != middle]
+    ends = sorted({min(batches), max(batches)})
+    return [*product([middle], batches), *product(others, ends)]
 
 
 def keep_least(times: dict[Any, float], key: object, seconds: float) -> None:

@@ -32,15 +32,23 @@ from specdec_core.servers.completions import SILENCE
 from specdec_core.servers.model_files import models_in
 from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode, Server
-from specdec_core.servers.step_profile import NGRAM, PLAIN, Prompts, Steps, assembled, keep_least
+from specdec_core.servers.step_profile import (
+    LENGTHS,
+    NGRAM,
+    PLAIN,
+    Prompts,
+    Steps,
+    assembled,
+    keep_least,
+    shapes,
+)
 
 WIDTHS = (*range(1, 10), 13, 17)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
 LAPS = 2
-LENGTHS = (1, 2, 4, 7)  # of a draft's chain
 PROMPTS = (32, 128, 384)  # tokens of a prompt
-STEPS = 12  # of an answer
+STEPS = 8  # of an answer
 ADDED = 5  # the token that the target adds
 
 
@@ -69,6 +77,7 @@ def profile_llama_cpp(
     steps: dict[str, Steps] = {name: {} for name, _ in modes}
     prompts: Prompts = {name: {} for name, _ in modes if name != NGRAM}
     fitting = [tokens for tokens in PROMPTS if tokens + 2 <= pair.max_length]
+    measured, middle = shapes(contexts, batches), shapes(contexts, batches)[: len(batches)]
     observer.stage("measuring steps of llama.cpp", LAPS * len(modes))
     with TemporaryDirectory() as folder:
         served = {key: server.served(pair, modes[key], (), Path(folder)) for key in modes}
@@ -78,7 +87,7 @@ def profile_llama_cpp(
             running(each.process(f"llama.cpp {name}", max(batches))) as url,
             httpx.Client(base_url=url, timeout=SILENCE, trust_env=False) as http,
         ):
-            for context, rows in product(contexts, batches):
+            for context, rows in measured if length in (0, *LENGTHS) else middle:
                 seconds = _step(http, rows, context, length, repeats)
                 keep_least(steps[name], (rows, context, length), seconds)
             for tokens in fitting if name in prompts else ():

@@ -27,6 +27,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.servers.model_files import models_in
 from specdec_core.servers.server import Mode, Server
 from specdec_core.servers.step_profile import (
+    LENGTHS,
     NGRAM,
     PLAIN,
     SUFFIX,
@@ -34,6 +35,7 @@ from specdec_core.servers.step_profile import (
     Steps,
     assembled,
     keep_least,
+    shapes,
 )
 from specdec_core.servers.vllm.process import VllmPeer, has_suffix
 from specdec_core.servers.vllm.settings import METHODS, TOKENS, any_load
@@ -42,7 +44,6 @@ WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
 LAPS = 3
-LENGTHS = (1, 2, 4, 7)  # of a draft's chain, one less than a width that is compared
 FEW_WIDTHS = (1, *(1 + length for length in LENGTHS))
 PROMPTS = (32, 128, 384)  # tokens of a prompt
 
@@ -87,10 +88,10 @@ def profile_vllm(
         steps: dict[str, Steps] = {name: {} for name in peers}
         prompts: Prompts = {name: {} for name in peers if name not in (NGRAM, SUFFIX)}
         rest: list[float] = []  # seconds of a step beyond its forward
-        shapes = _shapes(contexts, batches)
-        observer.stage("measuring steps", LAPS * len(shapes) * len(peers))
-        for _, (context, rows), name in product(range(LAPS), shapes, peers):
-            lengths = _lengths(name, widths if context == shapes[0][0] else FEW_WIDTHS)
+        measured = shapes(contexts, batches)
+        observer.stage("measuring steps", LAPS * len(measured) * len(peers))
+        for _, (context, rows), name in product(range(LAPS), measured, peers):
+            lengths = _lengths(name, widths if context == measured[0][0] else FEW_WIDTHS)
             forced = name in (NGRAM, SUFFIX)
             shape = {"rows": rows, "context": context, "lengths": lengths}
             times = peers[name].call("measure", **shape, repeats=repeats, forced=forced)
@@ -118,14 +119,6 @@ def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]
             f" measured, which is more than the {max_length} that the pair can hold"
         )
     return fitting
-
-
-def _shapes(contexts: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int]]:
-    """The contexts and rows to measure: the middle context, which is the first, with all rows."""
-    middle = contexts[len(contexts) // 2]
-    others = [context for context in contexts if context != middle]
-    ends = sorted({min(batches), max(batches)})
-    return [*product([middle], batches), *product(others, ends)]
 
 
 def _modes(server: Server, pair: Pair, most: int) -> dict[str, Mode]:

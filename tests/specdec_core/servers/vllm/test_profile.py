@@ -9,15 +9,15 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.servers.step_profile import NGRAM, PLAIN, assembled
+from specdec_core.servers.step_profile import LENGTHS, NGRAM, PLAIN, assembled, shapes
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm import profile as vllm_profile
 from specdec_core.servers.vllm.process import VllmPeer
-from specdec_core.servers.vllm.profile import FEW_WIDTHS, LENGTHS, _shapes
+from specdec_core.servers.vllm.profile import FEW_WIDTHS
 
 OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
 WIDTHS = (1, 2, 3, 5, 8)
-SHAPES = [(rows, context) for context, rows in _shapes((64, 256, 512), (1, 4, 8))]
+SHAPES = [(rows, context) for context, rows in shapes((64, 256, 512), (1, 4, 8))]
 
 
 def step(rows, context, width):
