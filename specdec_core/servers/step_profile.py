@@ -24,13 +24,14 @@ Prompts = dict[str, dict[int, float]]
 LENGTHS = (1, 2, 4, 7)  # of a draft's chain; a step of all these is measured in every shape
 
 
-def shapes(contexts: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int]]:
+def shapes(
+    contexts: Sequence[int], batches: Sequence[int], ends: Sequence[int]
+) -> list[tuple[int, int]]:
     """The contexts and rows to measure: the middle context, which is the first, with all rows. What
-    a context costs is proportional to it: the others with the fewest and the most rows."""
+    a context costs is proportional to it: the others with the rows `ends`."""
     middle = contexts[len(contexts) // 2]
     others = [context for context in contexts if context != middle]
-    ends = sorted({min(batches), max(batches)})
-    return [*product([middle], batches), *product(others, ends)]
+    return [*product([middle], batches), *product(others, sorted({*ends}))]
 
 
 def keep_least(times: dict[Any, float], key: object, seconds: float) -> None:

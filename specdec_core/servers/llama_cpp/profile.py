@@ -1,10 +1,10 @@
 """The profile of llama.cpp: the times of its server's steps with a pair, by the server's own clock.
 
 An answer's `timings` have the time from its first token to its last. The number of candidates is
-fixed when the server starts, so it starts once for each, in each lap; of several laps the least
-time counts, because load only adds to it. Every candidate is accepted (`--spec-synth-len`), so a
-step adds one token more than it has candidates. A lookup has all its candidates in every step: what
-the target adds is always one and the same token, and the prompt repeats a sequence behind that.
+fixed when the server starts, so it starts once for each. Every candidate is accepted
+(`--spec-synth-len`), so a step adds one token more than it has candidates. A lookup has all its
+candidates in every step: what the target adds is always one and the same token, and the prompt
+repeats a sequence behind that.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ from specdec_core.servers.step_profile import (
     shapes,
 )
 
-WIDTHS = (*range(1, 10), 13, 17)  # tokens of a row in a step
+WIDTHS = (1, 2, 3, 5, 8, 13)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
-LAPS = 2
 PROMPTS = (32, 128, 384)  # tokens of a prompt
 STEPS = 8  # of an answer
 ADDED = 5  # the token that the target adds
@@ -77,11 +76,13 @@ def profile_llama_cpp(
     steps: dict[str, Steps] = {name: {} for name, _ in modes}
     prompts: Prompts = {name: {} for name, _ in modes if name != NGRAM}
     fitting = [tokens for tokens in PROMPTS if tokens + 2 <= pair.max_length]
-    measured, middle = shapes(contexts, batches), shapes(contexts, batches)[: len(batches)]
-    observer.stage("measuring steps of llama.cpp", LAPS * len(modes))
+    # Rows at other contexts would take longer to read than to measure.
+    measured = shapes(contexts, batches, ends=batches[:1])
+    middle = measured[: len(batches)]
+    observer.stage("measuring steps of llama.cpp", len(modes))
     with TemporaryDirectory() as folder:
         served = {key: server.served(pair, modes[key], (), Path(folder)) for key in modes}
-    for _, (name, length) in product(range(LAPS), modes):
+    for name, length in modes:
         each = served[name, length]
         with (
             running(each.process(f"llama.cpp {name}", max(batches))) as url,

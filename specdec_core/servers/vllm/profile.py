@@ -88,7 +88,7 @@ def profile_vllm(
         steps: dict[str, Steps] = {name: {} for name in peers}
         prompts: Prompts = {name: {} for name in peers if name not in (NGRAM, SUFFIX)}
         rest: list[float] = []  # seconds of a step beyond its forward
-        measured = shapes(contexts, batches)
+        measured = shapes(contexts, batches, ends=(min(batches), max(batches)))
         observer.stage("measuring steps", LAPS * len(measured) * len(peers))
         for _, (context, rows), name in product(range(LAPS), measured, peers):
             lengths = _lengths(name, widths if context == measured[0][0] else FEW_WIDTHS)

@@ -188,7 +188,7 @@ def test_an_eagle_head_is_converted_and_loaded(pair, tmp_path):
 
 @built
 def test_its_steps_are_timed(monkeypatch, pair):
-    for name, value in {"LAPS": 1, "LENGTHS": (1, 3), "PROMPTS": (16, 256), "STEPS": 3}.items():
+    for name, value in {"LENGTHS": (1, 3), "PROMPTS": (16, 256), "STEPS": 3}.items():
         monkeypatch.setattr(times, name, value)
     profile = times.profile_llama_cpp(
         LLAMA_CPP, pair, widths=(1,), contexts=(64,), batches=(1, 2), repeats=1

@@ -17,7 +17,7 @@ from specdec_core.servers.vllm.profile import FEW_WIDTHS
 
 OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
 WIDTHS = (1, 2, 3, 5, 8)
-SHAPES = [(rows, context) for context, rows in shapes((64, 256, 512), (1, 4, 8))]
+SHAPES = [(rows, context) for context, rows in shapes((64, 256, 512), (1, 4, 8), (1, 8))]
 
 
 def step(rows, context, width):
