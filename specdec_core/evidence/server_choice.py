@@ -239,8 +239,8 @@ def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, L
 def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
     """The fastest row over all loads, by the geometric mean of its ratios to autoregressive
     decoding, on the requests to choose on (:func:`halves`). A row that is slower than
-    autoregressive decoding at some load is left out. Raises :class:`UserError` where requests of
-    autoregressive decoding failed."""
+    autoregressive decoding at some load, on all requests, is left out. Raises :class:`UserError`
+    where requests of autoregressive decoding failed."""
     plain = next(row for row in rows if row.autoregressive)
     if failed := [load for load in loads if plain.errors(load)]:
         raise UserError(
@@ -251,7 +251,7 @@ def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
     for row in rows:
         if row is not plain and not any(map(row.errors, loads)):
             ratios = [over(row, plain, at, halves(at.requests)[0]).value for at in loads]
-            if min(ratios) >= 1:
+            if all(over(row, plain, at).value >= 1 for at in loads):
                 gains[row.name] = sum(map(math.log, ratios)) / len(ratios)
     name = max(gains, key=lambda name: gains[name])
     return next(row for row in rows if row.name == name)

@@ -117,17 +117,21 @@ def test_what_loses_to_no_speculation_at_a_load_is_no_champion():
     assert best_of_all([PLAIN, LONG], LOADS) is PLAIN
 
 
-def test_the_champion_is_chosen_on_every_other_request():
+def luck(slower, first):
+    """A row that is faster than PLAIN but for every other request, by a factor `slower`."""
     lucky = row("lucky", 0.05, 0.05)
-    for runs in lucky.runs.values():
-        for run in runs:
-            for record in run[::2]:  # slow on the requests to choose on
-                record.last = record.begun + 100.0
-    assert best_of_all([PLAIN, lucky], LOADS) is PLAIN
-    for runs in lucky.runs.values():
-        for run in runs:
-            run[::2], run[1::2] = run[1::2], run[::2]
-    assert best_of_all([PLAIN, lucky], LOADS) is lucky
+    for load, runs in lucky.runs.items():
+        for run, plain in zip(runs, PLAIN.runs[load], strict=True):
+            for record, other in zip(run[first::2], plain[first::2], strict=True):
+                record.last = record.begun + slower * (other.last - other.begun)
+    return lucky
+
+
+def test_the_champion_is_chosen_on_every_other_request():
+    assert best_of_all([PLAIN, luck(1.3, first=0)], LOADS) is PLAIN
+    assert best_of_all([PLAIN, unlucky := luck(1.3, first=1)], LOADS) is unlucky
+    # Nor does what is slower on all requests win by the ones to choose on.
+    assert best_of_all([PLAIN, luck(4, first=1)], LOADS) is PLAIN
 
 
 def test_nothing_is_compared_with_what_failed():
