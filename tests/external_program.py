@@ -86,9 +86,10 @@ class Words(BaseHTTPRequestHandler):
         Words.ended, error = True, json.dumps({"error": {"message": "EngineCore", "code": 500}})
         if stream:
             self._begin_stream()
-            self._chunk(f"data: {json.dumps({'choices': [{'text': 'a'}]})}\n\n")
+            last = f"data: {json.dumps({'choices': [{'text': 'a'}]})}\n\n"
+            self._chunk(last)
             time.sleep(0.1)
-            self._chunk(f"data: {error}\n\n")
+            self._chunk(f"{last}data: {error}\n\n")  # events may come together
         else:
             self._send(500, error)
         threading.Timer(0.3, os._exit, (1,)).start()

@@ -27,8 +27,9 @@ LENGTHS = (1, 2, 4, 7)  # of a draft's chain; a step of all these is measured in
 def shapes(
     contexts: Sequence[int], batches: Sequence[int], ends: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The contexts and rows to measure: the middle context, which is the first, with all rows. What
-    a context costs is proportional to it: the others with the rows `ends`."""
+    """The contexts and rows to measure: the middle context, which is the first, with all rows; the
+    other contexts only with the rows `ends`, because a step's time grows evenly with its
+    context."""
     middle = contexts[len(contexts) // 2]
     others = [context for context in contexts if context != middle]
     return [*product([middle], batches), *product(others, sorted({*ends}))]

@@ -268,7 +268,7 @@ async def _asked(
             yield answer
             first = True
             async for chunk in answer.content.iter_any():
-                if chunk.startswith(_FAILED):
+                if _FAILED in chunk:
                     await server.check_engine()
                 server.worked = monotonic()
                 if first:

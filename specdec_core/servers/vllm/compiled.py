@@ -2,8 +2,8 @@
 
 vLLM 0.32 keeps compiled models in files. It expects that what is loaded from these has the method
 `finalize_loading`, but the CPU build's are functions, which have and need none. So every process
-compiled its models anew, for a minute or more. It also expects that models that are compiled for
-some cores are not for others, which only their number decides.
+compiled its models anew, for a minute or more. It also compiles anew for other cores, although only
+the number of cores matters.
 """
 
 from __future__ import annotations

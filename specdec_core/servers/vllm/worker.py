@@ -59,7 +59,8 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     from specdec_core.servers.vllm import sampling
     from specdec_core.servers.vllm.steps import StepClock
 
-    # Of vLLM's server, so that what is compiled and what steps cost are the same there.
+    # As many tokens in a step as in vLLM's server: steps then take as long as there, and each finds
+    # what the other has compiled.
     most = EngineArgs.get_batch_defaults(world_size=1)[0][UsageContext.OPENAI_API_SERVER]
     most = min(most, engine_settings["max_num_seqs"] * engine_settings["max_model_len"])
     llm = LLM(**{"max_num_batched_tokens": most, **engine_settings})
