@@ -32,7 +32,7 @@ def main() -> None:
     _ignore_stops()
     Thread(target=end_with_input, args=(process,), daemon=True).start()
     code = process.wait()
-    if code < 0 and -code != signal.SIGINT:  # of which the command itself can say nothing
+    if code < 0 and -code != signal.SIGINT:  # a killed command cannot say why it ended
         number = signal.Signals(-code)
         print(f"{number.name}: {signal.strsignal(number)}", file=sys.stderr, flush=True)
     os.killpg(0, signal.SIGKILL)  # what it left behind, and this process
