@@ -36,7 +36,7 @@ _PATIENCE = 15.0  # seconds in which a process ends after the request to
 _AT_ONCE = 0.5  # the same, where the server stops
 _ANSWER = 10.0  # seconds in which it answers about itself
 _KEEP = 2.0  # seconds that an idle connection is used again; the program may close it at 5
-# What is sent on is the client's; aiohttp would add headers of its own.
+# Headers that aiohttp would add; only the client's are sent on.
 _AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
 _FAILURES = (aiohttp.ClientError, TimeoutError)
 
