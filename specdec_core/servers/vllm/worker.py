@@ -59,8 +59,8 @@ def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
     from specdec_core.servers.vllm import sampling
     from specdec_core.servers.vllm.steps import StepClock
 
-    # As many tokens in a step as in vLLM's server: steps then take as long as the server's, and this
-    # process and the server find each other's compiled models.
+    # As many tokens in a step as in vLLM's server. Steps then take as long as the server's, and
+    # this process and the server find each other's compiled models.
     most = EngineArgs.get_batch_defaults(world_size=1)[0][UsageContext.OPENAI_API_SERVER]
     most = min(most, engine_settings["max_num_seqs"] * engine_settings["max_model_len"])
     llm = LLM(**{"max_num_batched_tokens": most, **engine_settings})
