@@ -142,7 +142,8 @@ def sweep_server(
     server_of(engine, stage="serve", option="--engine")
     server = server_of(engine, stage="profile", option="--engine")
     plan = load_plan(config, **overrides)
-    from cluster.sweep.server import CHAMPION, LOGS, run_server_sweep
+    from cluster.sweep.server import run_server_sweep
+    from cluster.sweep.server_stages import CHAMPION, LOGS
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import delivering, log

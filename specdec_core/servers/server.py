@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +122,17 @@ class ServedMode:
         return ServerProcess(
             name, lambda port: self.command(requests, port), self.environment, log, self.lacks
         )
+
+    def shown(self, requests: int, port: int) -> str:
+        """The shell's command for it, with the variables that differ from this process's."""
+        here = os.environ
+        unset = [
+            word for name in sorted(here.keys() - self.environment.keys()) for word in ("-u", name)
+        ]
+        own = sorted(self.environment.items())
+        changed = [f"{name}={value}" for name, value in own if here.get(name) != value]
+        variables = ["env", *unset, *changed] if unset or changed else []
+        return shlex.join([*variables, *self.command(requests, port)])
 
 
 class Server(ABC):

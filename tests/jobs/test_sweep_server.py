@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.sweep import server as server_sweep
+from cluster.sweep import server_stages
 from dashboards.store import connect
 from dashboards.tracking.registry import find_champion
 from jobs import sweep
@@ -50,5 +50,5 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(
 
     # Unfinished, it goes on with its result: nothing is started.
     (folder / "finished").unlink()
-    monkeypatch.setattr(server_sweep, "compare_servers", None)
+    monkeypatch.setattr(server_stages, "compare_servers", None)
     printed(command(sweep.main, home, *arguments))

@@ -9,7 +9,8 @@ import pytest
 
 from cluster.load_comparison import ServerContestant
 from cluster.sweep import server as server_sweep
-from cluster.sweep.server import run_server_sweep, shown_command
+from cluster.sweep import server_stages
+from cluster.sweep.server import run_server_sweep
 from dashboards.reports.server_sweep import report
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -58,7 +59,7 @@ def in_process(tiny_pair, monkeypatch):
             row, lambda slots: engine_server(tiny_pair, configuration, slots), needed
         )
 
-    monkeypatch.setattr(server_sweep, "mode_server", local)
+    monkeypatch.setattr(server_stages, "mode_server", local)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     return ends
 
@@ -88,7 +89,7 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(plan, tmp_pat
     assert f"tests.own_server {configuration} 2 8000" in result.command
 
     # Not marked as finished, it goes on with its result: nothing is started.
-    monkeypatch.setattr(server_sweep, "compare_servers", None)
+    monkeypatch.setattr(server_stages, "compare_servers", None)
     assert sweep().champion == result.champion
 
     changed = {"target": "0" * 16, "draft": "1" * 16}
@@ -163,10 +164,10 @@ def test_the_shown_command_has_the_variables_that_the_race_had(monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_THREADS", "99")
     variables = {n: v for n, v in os.environ.items() if n != "LLAMA_ARG_THREADS"}
     served = ServedMode("1", {}, lambda *given: ["serve", *map(str, given)], variables)
-    assert shown_command(served, 4) == "env -u LLAMA_ARG_THREADS serve 4 8000"
+    assert served.shown(4, 8000) == "env -u LLAMA_ARG_THREADS serve 4 8000"
     changed = replace(served, environment={**os.environ, "NEW": "1 2"})
-    assert shown_command(changed, 4) == "env 'NEW=1 2' serve 4 8000"
-    assert shown_command(replace(served, environment=os.environ), 4) == "serve 4 8000"
+    assert changed.shown(4, 8000) == "env 'NEW=1 2' serve 4 8000"
+    assert replace(served, environment=os.environ).shown(4, 8000) == "serve 4 8000"
 
 
 def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
