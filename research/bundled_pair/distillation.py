@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from research.bundled_pair.corpus_rows import shuffled
-from research.bundled_pair.optimisation import Optimiser, Report, build, train
+from research.bundled_pair.optimisation import DECAY, Report, build, train
 from research.bundled_pair.settings import Settings
 from research.bundled_pair.teacher import LabelledRows
+from specdec_core.training.optimiser import Optimiser
 
 
 def distillation_loss(
@@ -52,7 +53,7 @@ def distil(
     train(
         name,
         draft,
-        Optimiser(draft, settings.distil_matrix_rate, settings.distil_other_rate),
+        Optimiser(draft, settings.distil_matrix_rate, settings.distil_other_rate, DECAY),
         loss,
         _LabelledBatches(own_text, corpus_text, settings),
         settings,

@@ -10,7 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from research.bundled_pair.settings import Settings, Shape
 from specdec_core.base.files import atomic_path
+from specdec_core.training.optimiser import Optimiser
 from specdec_core.training.trainer import Batches, Loop, LoopReport, ModelTrainer
+
+DECAY = 0.05  # of matrices
 
 Report = Callable[[str, float, dict[str, float]], None]
 """Called with the phase, the share of it that is done (0 to 1) and its figures so far."""
@@ -43,38 +46,6 @@ def build(shape: Shape, settings: Settings, end: int) -> LlamaForCausalLM:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
     return model
-
-
-class Optimiser(torch.optim.Optimizer):
-    """Muon for the hidden matrices, AdamW for embeddings and norms, as one optimizer."""
-
-    def __init__(self, model: torch.nn.Module, matrix_rate: float, other_rate: float) -> None:
-        hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-        rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-        self.parts: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(hidden, lr=matrix_rate, weight_decay=0.05),
-            torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
-        )
-        self.defaults: dict[str, Any] = {}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return [group for part in self.parts for group in part.param_groups]
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
 
 
 def train(

@@ -12,8 +12,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from research.bundled_pair import corpus
 from research.bundled_pair.corpus_rows import Rows
-from research.bundled_pair.optimisation import Optimiser, Report, build, train
+from research.bundled_pair.optimisation import DECAY, Report, build, train
 from research.bundled_pair.settings import Settings
+from specdec_core.training.optimiser import Optimiser
 
 
 def train_target(
@@ -34,7 +35,7 @@ def train_target(
     train(
         "target",
         model,
-        Optimiser(model, settings.matrix_rate, settings.other_rate),
+        Optimiser(model, settings.matrix_rate, settings.other_rate, DECAY),
         loss,
         _CorpusBatches(rows, settings),
         settings,

@@ -30,6 +30,7 @@ from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import Recording
 from specdec_core.training.heads.examples import held_out_prompts, recording_digest, same_models
+from specdec_core.training.recorded.loss import rounded
 
 SHARD = 256  # answers
 TABLES = "target.safetensors"
@@ -296,7 +297,7 @@ class Text:
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Prompts with their answers, padded on the right.
+    """Prompts with their answers, padded on the right to lengths that are :func:`rounded`.
 
     The tokens of an answer with a known next token are numbered from 0; text b has `lengths[b]`.
 
@@ -374,7 +375,7 @@ class RecordedTexts:
         texts = [self.texts[number] for number in numbers]
 
         def of_answers(name: str) -> Tensor:
-            return _padded([self._rows(t, name, t.last, t.length) for t in texts])
+            return _rounded([self._rows(t, name, t.last, t.length) for t in texts])
 
         def read(text: Text) -> Tensor:
             count = text.prompt + text.answer - 1
@@ -383,9 +384,10 @@ class RecordedTexts:
             return self._rows(text, "features", text.feature, count)
 
         tokens = [self._rows(t, "tokens", t.token, t.prompt + t.answer) for t in texts]
+        read_features = _rounded([read(text) for text in texts], 64)
         return TextBatch(
-            tokens=_padded(tokens).long(),
-            features=_padded([read(text) for text in texts]),
+            tokens=_padded([*tokens, torch.empty(read_features.shape[1] + 1)])[:-1].long(),
+            features=read_features,
             prompts=torch.tensor([text.prompt for text in texts]),
             lengths=torch.tensor([text.length for text in texts]),
             last=of_answers("last"),
@@ -417,3 +419,9 @@ def _path(folder: Path, shard: int) -> Path:
 
 def _padded(rows: list[Tensor]) -> Tensor:
     return pad_sequence(rows, batch_first=True)
+
+
+def _rounded(rows: list[Tensor], step: int = 16) -> Tensor:
+    """Padded to one of few shapes."""
+    longest = max(map(len, rows))
+    return _padded([*rows, rows[0].new_empty(rounded(longest, step), *rows[0].shape[1:])])[:-1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def working_device() -> torch.device:
@@ -35,6 +36,12 @@ def parts(count: int, device: torch.device) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, count, size))
 
 
+def rounded(count: int, step: int = 16) -> int:
+    """`count`, or a little more: a CPU's products are compiled anew for every other number of rows,
+    which takes longer than a small product does."""
+    return -(-count // step) * step
+
+
 def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
     """The target's probabilities of the draft vocabulary (n, draft vocabulary), as `output`'s type.
 
@@ -43,9 +50,11 @@ def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
         normaliser: logsumexp of all its logits (n,).
         output: its output layer's rows of the draft vocabulary (draft vocabulary, width).
     """
-    found = output.new_empty(len(last), len(output))
-    for rows in parts(len(last), last.device):
-        logits = (last[rows].to(output.dtype) @ output.T).float()
+    count = len(last)
+    found = output.new_empty(count, len(output))
+    last = _more(last.to(output.dtype))
+    for rows in parts(count, last.device):
+        logits = (last[rows] @ output.T)[: count - rows.start].float()
         found[rows] = logits.sub_(normaliser[rows, None]).exp_()
     return found
 
@@ -69,17 +78,17 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, target: Tensor, places: Tensor) -> Tensor:
-        narrow, matrix = states.to(target.dtype), weight.to(target.dtype)
-        gradients = target.new_empty(len(states), len(weight))
+        count, narrow, matrix = len(states), _more(states.to(target.dtype)), weight.to(target.dtype)
+        gradients = target.new_zeros(len(narrow), len(weight))
         loss = states.new_zeros((), dtype=torch.float32)
-        for rows in parts(len(states), states.device):
-            log_q = (narrow[rows] @ matrix.T).float().log_softmax(-1)
+        for rows in parts(count, states.device):
+            log_q = (narrow[rows] @ matrix.T)[: count - rows.start].float().log_softmax(-1)
             p = target[places[rows]].float()
             loss -= torch.dot(p.view(-1), log_q.view(-1))
             mass = p.sum(-1, keepdim=True)
-            gradients[rows] = log_q.exp_().mul_(mass).sub_(p)
+            gradients[rows][: len(p)] = log_q.exp_().mul_(mass).sub_(p)
         ctx.save_for_backward(narrow, matrix, gradients)
-        ctx.types = states.dtype, weight.dtype
+        ctx.types, ctx.count = (states.dtype, weight.dtype), count
         return loss
 
     @staticmethod
@@ -87,8 +96,13 @@ class _CrossEntropy(torch.autograd.Function):
         narrow, matrix, gradients = ctx.saved_tensors
         of_states, of_weight = ctx.types
         scale = grads[0]
-        states = (gradients @ matrix).to(of_states) * scale
+        states = (gradients @ matrix)[: ctx.count].to(of_states) * scale
         weight = None
         if ctx.needs_input_grad[1]:  # a frozen output layer takes a third of the work less
             weight = (gradients.T @ narrow).to(of_weight) * scale
         return states, weight, None, None
+
+
+def _more(rows: Tensor) -> Tensor:
+    """`rows`, and some of zeros behind them, a :func:`rounded` number."""
+    return pad(rows, (0, 0, 0, rounded(len(rows)) - len(rows)))

@@ -8,17 +8,21 @@ from specdec_core.config import Value
 
 
 class TrainingSettings(Value):
-    """A training by AdamW, with a rate that is warmed up and then falls to zero along a cosine.
+    """A training by Muon and AdamW (:class:`~specdec_core.training.optimiser.Optimiser`), with
+    rates that are warmed up and then fall to zero along a cosine.
 
     It ends after `epochs` passes over the answers or, with `minutes`, after that time of training.
     """
 
     draft_vocab_size: int = Field(default=8192, ge=2)
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, description="AdamW's")
+    matrix_rate: float | None = Field(
+        default=0.02, gt=0, description="Muon's, of the matrices of layers; null: AdamW for all"
+    )
     warmup: float = Field(default=0.03, ge=0, lt=1, description="share of the training")
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, gt=0, description="the gradient's norm")
-    batch_tokens: int = Field(default=512, ge=1, description="of answers")
+    batch_tokens: int = Field(default=1024, ge=1, description="of answers")
     epochs: int = Field(default=3, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     evaluations: int = Field(default=12, ge=1, description="over the training")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
+from specdec_core.training.optimiser import Optimiser
 from specdec_core.training.recorded.features import RecordedTexts, TextBatch, read_tables
 from specdec_core.training.recorded.finished import TrainingCard, training_digest
 from specdec_core.training.recorded.loss import working_device, working_type
@@ -131,8 +132,13 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             self._batches(self.trained_on),
             checkpoints,
             loop,
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
+            Optimiser(
+                self.model,
+                settings.matrix_rate,
+                settings.learning_rate,
+                settings.weight_decay,
+                settings.weight_decay,
+            ),
             max_grad_norm=settings.clip,
             num_train_epochs=_ENDLESS if settings.minutes else settings.epochs,
             seed=settings.seed,

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from specdec_core.training.optimiser import Optimiser
 from specdec_core.training.trainer import Loop, LoopReport, ModelTrainer, planned
 
 ROWS = torch.randn(12, 8, 16, generator=torch.Generator().manual_seed(0))
@@ -26,7 +27,7 @@ class Stop(TrainerCallback):
             control.should_log = control.should_save = control.should_training_stop = True
 
 
-def make(folder, **changes):
+def make(folder, optimiser=lambda model: None, **changes):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 16))
     model[0].bias.requires_grad_(False)
@@ -41,15 +42,21 @@ def make(folder, **changes):
 
     loop = {"rate": lambda share: 1 - share, "judge": judge, "evaluations": 3, **changes}
     settings = {"learning_rate": 1e-2, "num_train_epochs": 2, "use_cpu": True}
-    return model, ModelTrainer(model, loss, Batches(), folder, Loop(**loop), **settings)
+    made = Loop(**loop)
+    return model, ModelTrainer(model, loss, Batches(), folder, made, optimiser(model), **settings)
 
 
-def test_a_stopped_training_ends_with_the_same_weights(tmp_path):
-    whole, trainer = make(tmp_path / "whole")
+def muon(model):
+    return Optimiser(model, 0.02, 1e-2)
+
+
+@pytest.mark.parametrize("optimiser", [lambda model: None, muon], ids=["adamw", "muon"])
+def test_a_stopped_training_ends_with_the_same_weights(tmp_path, optimiser):
+    whole, trainer = make(tmp_path / "whole", optimiser)
     trainer.run()
     steps = 0
     while steps < 24:
-        parts, part = make(tmp_path / "parts")
+        parts, part = make(tmp_path / "parts", optimiser)
         part.add_callback(Stop())
         part.run()
         steps = part.state.global_step
@@ -57,6 +64,22 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path):
     assert [e["eval_score"] for e in part.curve] == [e["eval_score"] for e in trainer.curve]
     for name, weight in whole.state_dict().items():
         torch.testing.assert_close(parts.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_matrices_of_layers_are_trained_by_muon_and_the_rest_by_adamw():
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 4), "layer": nn.Linear(4, 4)})
+    model["lm_head"] = nn.Linear(4, 9, bias=False)
+    frozen = model["frozen"] = nn.Linear(4, 4)
+    frozen.requires_grad_(False)
+    rest, hidden = (
+        [id(p) for group in part.param_groups for p in group["params"]]
+        for part in Optimiser(model, 0.02, 1e-2).parts
+    )
+    assert hidden == [id(model["layer"].weight)]
+    others = model["embed"].weight, model["layer"].bias, model["lm_head"].weight
+    assert rest == [*map(id, others)]
+    [whole] = Optimiser(model, None, 1e-2).parts
+    assert sum(len(group["params"]) for group in whole.param_groups) == 4
 
 
 def test_it_is_evaluated_at_equal_shares_and_reports_how_far_it_is(tmp_path):

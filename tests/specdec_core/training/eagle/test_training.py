@@ -93,6 +93,8 @@ def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair, tmp_path):
 def test_features_are_those_of_each_text_alone(tiny_pair, recorded):
     texts = RecordedTexts(recorded.features)
     batch = texts.batch([3, 17, 40])
+    length = batch.features.shape[1]  # of few, whatever the texts are
+    assert (length % 64, batch.chains % 16, batch.tokens.shape[1]) == (0, 0, length + 1)
     for row, number in enumerate((3, 17, 40)):
         text = texts.texts[number]
         length = text.prompt + text.answer

@@ -105,7 +105,7 @@ def test_a_share_of_the_chains_goes_on_unchanged():
         torch.manual_seed(0)
         some = unroll(head, batch, STEPS, 0.5)
     rows = [len(step.states) for step in some]
-    assert rows[0] == len(whole[0].states)
+    assert rows[:2] == [60, 16 + 14]  # half of the 31 and 27 that can go on
     assert all(0.2 < after / before < 0.8 for before, after in pairwise(rows))
     for number, step in enumerate(some):
         for text, start, state in zip(step.texts, step.starts, step.states, strict=True):
