@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -233,7 +234,7 @@ class _Reader:
         rows: dict[int, tuple[Tensor, Tensor]] = {}  # features, and what the output layer reads
         for first in range(0, len(order), _TEXTS):
             numbers = order[first : first + _TEXTS]
-            padded = _padded([torch.tensor(texts[number]) for number in numbers])
+            padded = pad_sequence([torch.tensor(texts[n]) for n in numbers], batch_first=True)
             tokens = padded.to(self.target.device)
             # Padding on the right is behind all that is read, and needs no mask.
             self.target.base_model(input_ids=tokens, use_cache=False)
@@ -373,9 +374,11 @@ class RecordedTexts:
     def batch(self, numbers: Sequence[int], features: bool = True) -> TextBatch:
         """These texts side by side, with or without their features."""
         texts = [self.texts[number] for number in numbers]
+        longest = rounded(max(text.length for text in texts))
+        read_tokens = rounded(max(text.prompt + text.answer - 1 for text in texts), 64)
 
         def of_answers(name: str) -> Tensor:
-            return _rounded([self._rows(t, name, t.last, t.length) for t in texts])
+            return _padded([self._rows(t, name, t.last, t.length) for t in texts], longest)
 
         def read(text: Text) -> Tensor:
             count = text.prompt + text.answer - 1
@@ -384,10 +387,9 @@ class RecordedTexts:
             return self._rows(text, "features", text.feature, count)
 
         tokens = [self._rows(t, "tokens", t.token, t.prompt + t.answer) for t in texts]
-        read_features = _rounded([read(text) for text in texts], 64)
         return TextBatch(
-            tokens=_padded([*tokens, torch.empty(read_features.shape[1] + 1)])[:-1].long(),
-            features=read_features,
+            tokens=_padded(tokens, read_tokens + 1).long(),
+            features=_padded([read(text) for text in texts], read_tokens),
             prompts=torch.tensor([text.prompt for text in texts]),
             lengths=torch.tensor([text.length for text in texts]),
             last=of_answers("last"),
@@ -417,11 +419,6 @@ def _path(folder: Path, shard: int) -> Path:
     return folder / f"{shard:05d}.safetensors"
 
 
-def _padded(rows: list[Tensor]) -> Tensor:
-    return pad_sequence(rows, batch_first=True)
-
-
-def _rounded(rows: list[Tensor], step: int = 16) -> Tensor:
-    """Padded to one of few shapes."""
-    longest = max(map(len, rows))
-    return _padded([*rows, rows[0].new_empty(rounded(longest, step), *rows[0].shape[1:])])[:-1]
+def _padded(rows: list[Tensor], length: int) -> Tensor:
+    whole = pad_sequence(rows, batch_first=True)
+    return pad(whole, (*[0, 0] * (whole.ndim - 2), 0, length - whole.shape[1]))
