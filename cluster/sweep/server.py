@@ -26,9 +26,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
 from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.evidence.server_choice import (
-    ServerSweep,
-)
+from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 from specdec_core.recordings.observer import RecordingObserver

@@ -56,7 +56,7 @@ def unroll(head: EagleHead, batch: TextBatch, steps: int, share: float = 1.0) ->
         if step:
             going &= chains + step < batch.lengths[:, None]
             if share < 1:
-                going = _some(going, share)
+                going &= torch.rand(going.shape, device=device) < share
             kept = _first(going)
             going, chains, state = going.gather(1, kept), chains.gather(1, kept), _at(state, kept)
             keys, values = ([_at(own, kept) for own in both] for both in (keys, values))
@@ -159,16 +159,9 @@ def _by_head(own: Tensor) -> Tensor:
     return own.transpose(1, 2)[:, :, None]
 
 
-def _some(going: Tensor, share: float) -> Tensor:
-    """A random `share` of each row's chains that continue."""
-    order = torch.rand(going.shape, device=going.device).masked_fill(~going, 2.0).argsort(1)
-    rank = order.argsort(1)
-    return rank < (going.sum(1, keepdim=True) * share).round()
-
-
 def _first(going: Tensor) -> Tensor:
-    """Columns (b, c) of each row's chains that continue, in order, and of some others behind them;
-    c is the most of any row, :func:`rounded`."""
+    """Columns (b, c) of each row's chains that continue, in order, and behind them of others; c is
+    the most that continue in any row, :func:`rounded`."""
     width = rounded(max(int(going.sum(1).max()), 1))
     return torch.argsort(~going, dim=1, stable=True)[:, :width]
 

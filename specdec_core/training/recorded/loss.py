@@ -104,5 +104,5 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _more(rows: Tensor) -> Tensor:
-    """`rows`, and some of zeros behind them, a :func:`rounded` number."""
+    """`rows`, followed by rows of zeros up to a :func:`rounded` number."""
     return pad(rows, (0, 0, 0, rounded(len(rows)) - len(rows)))
