@@ -52,7 +52,7 @@ from specdec_core.recordings.schema import (
     write_shard,
 )
 from specdec_core.servers.answers import (
-    Answers,
+    Answer,
     ServerAddress,
     asking,
     check_answers,
@@ -141,7 +141,9 @@ def _make(
         observer.stage("recording", total, total - count_turns(missing.values()))
         answers = None
         if server is not None:
-            answers = held.enter_context(asking(server, clients, missing, header.max_new_tokens))
+            features = bool(header.eagle_heads)
+            asked = asking(server, clients, missing, header.max_new_tokens, features)
+            answers = held.enter_context(asked)
         for number, shard in _record(first, needs, spec, header, missing, answers):
             with _writing(folder):
                 write_shard(shard, folder, number)
@@ -198,7 +200,8 @@ class RecordingWorker:
         if self.loaded is None and self.placed is not None:
             self.loaded = load_sharded(self.spec, self.placed)
         if self.loaded is None:
-            self.loaded = (load_pair if self.served is None else served_pair)(self.spec)
+            load = load_pair if self.served is None else partial(served_pair, heads=True)
+            self.loaded = load(self.spec)
         return self.loaded
 
     def fingerprints(self) -> dict[str, str]:
@@ -215,7 +218,7 @@ class RecordingWorker:
         """Open the models, which makes missing graphs of compiled models."""
         self.recorder = self.recorder or Recorder(self.pair, header)
 
-    def record(self, header: Header, batch: Batch, answers: Answers | None = None) -> Shard:
+    def record(self, header: Header, batch: Batch, answers: list[Answer] | None = None) -> Shard:
         """Record the prompts of a shard, or a server's `answers` to them; again, where a process of
         the models is lost meanwhile."""
 
@@ -229,11 +232,13 @@ class RecordingWorker:
 
         return again_if_lost(once, Observer())
 
-    def _record(self, header: Header, batch: Batch, answers: Answers | None) -> Shard:
+    def _record(self, header: Header, batch: Batch, answers: list[Answer] | None) -> Shard:
         assert self.recorder is not None
         if answers is not None:
-            numbered = [(request.seed, request) for request, _ in answers]
-            return self.recorder.record(numbered, [output for _, output in answers])
+            numbered = [(each.request.seed, each.request) for each in answers]
+            outputs = [each.tokens for each in answers]
+            features = [each.features for each in answers]
+            return self.recorder.record(numbered, outputs, features)
         engine, requests = self.recorder.engine, []
         for asked in batch:
             # Seeds as in every other job, so that sampled outputs are the same.
@@ -263,7 +268,7 @@ def _record(
     spec: PairSpec,
     header: Header,
     missing: Mapping[int, Batch],
-    answers: Callable[[int], Answers] | None,
+    answers: Callable[[int], list[Answer]] | None,
 ) -> Iterator[tuple[int, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
     the shards as they finish. An actor gets its first shard once it has loaded the pair, so that an

@@ -38,7 +38,7 @@ from specdec_core.search.replaying import (
     recording_of,
     with_types_of,
 )
-from specdec_core.servers.answers import served_pair
+from specdec_core.servers.answers import served_layers, served_pair
 from specdec_core.servers.model_files import placed
 from specdec_core.servers.server import Server
 
@@ -85,6 +85,9 @@ def run_server_sweep(
     in_types = pair_of(plan, folder, recording)
     if with_types_of(recording, in_types) != in_types:
         recording = None  # made since the sweep began, in other data types
+    # A server that does not give what the drafts read is refused before it is started.
+    layers = served_layers(plan.pair) if recording is None else ()
+    answering = server.answering(layers)
     observer.stage(f"loading the drafts of {plan.pair.name}")
     pair = served_pair(in_types)
     race = race.model_copy(update={"pair": pair.spec})
@@ -98,7 +101,7 @@ def run_server_sweep(
         folder.begin(plan.given, identity)
         folder.save_pair(pair.spec)
         (folder.path / LOGS).mkdir(exist_ok=True)
-        recording = recording or sweep.record(home)
+        recording = recording or sweep.record(home, answering)
         # The server may have fetched the target just now.
         weights = weights_here(plan.pair, plan.samples)
         folder.keep_weights(weights or recording.header.fingerprints)

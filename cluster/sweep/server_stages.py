@@ -129,12 +129,11 @@ class ServerStages:
         """The server's own, autoregressive decoding first."""
         return self.server.modes(self.pair, served=True)
 
-    def record(self, home: Path) -> Recording:
-        """A recording of the server's own answers, in the sweep's folder."""
+    def record(self, home: Path, answering: Mode) -> Recording:
+        """A recording of the server's own answers in that mode, in the sweep's folder."""
         place = self.folder.path / "recording"
         if finished(place):
             return Recording.open(place)
-        plain = self.contestant(self.modes[0])
         asked = RecordingPlan(
             pair=self.pair.spec,
             prompts=self.plan.prompts,
@@ -143,7 +142,7 @@ class ServerStages:
         )
         clients = max(self.race.clients)
         self.observer.stage(f"starting {self.server.title}, to record its answers")
-        with running(plain.server(clients)) as url:
+        with running(self.contestant(answering).server(clients)) as url:
             address = ServerAddress(url=url, clients=clients)
             return run_recording(asked, home, out=place, observer=self.observer, address=address)
 

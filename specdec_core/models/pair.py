@@ -12,14 +12,20 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle import AnyHead
-from specdec_core.models.eagle.loading import check_method, head_positions, load_head, names_head
+from specdec_core.models.eagle.loading import (
+    check_method,
+    head_positions,
+    head_settings,
+    load_head,
+    names_head,
+)
 from specdec_core.models.eagle.runner import EagleRunner, ReadRows
 from specdec_core.models.fingerprints import TARGET, fingerprint, fingerprints
 from specdec_core.models.generation_settings import warn_of_unsupported
@@ -30,6 +36,7 @@ from specdec_core.models.products import operator as products
 from specdec_core.models.reading import reading
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
+from specdec_core.models.reduced_draft.target_tables import target_embedding
 from specdec_core.models.runner import Batch, CacheLost, ModelRunner
 from specdec_core.models.supported import (
     check_causal,
@@ -302,8 +309,8 @@ def load_pair(spec: PairSpec) -> Pair:
 
 
 def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[str, Draft]:
-    """The drafts of a pair with resolved device and data types, by name; heads only where the
-    `target` is in this process."""
+    """The drafts of a pair with resolved device and data types, by name; heads only with a
+    `target`. The embedding of a target without weights is read from its files."""
     drafts: dict[str, Draft] = {}
     for name, model in spec.drafts.items():
         if not names_head(model):
@@ -318,14 +325,28 @@ def eagle_heads_of(spec: PairSpec) -> tuple[str, ...]:
     return tuple(name for name, model in spec.drafts.items() if names_head(model))
 
 
+def feature_layers_of(spec: PairSpec) -> tuple[int, ...]:
+    """:attr:`Pair.feature_layers`, from configurations alone. Raises :class:`UserError` for a
+    missing model."""
+    target, heads = load_config(spec.target), eagle_heads_of(spec)
+    settings = [head_settings(spec.drafts[name], target) for name in heads]
+    return tuple(sorted({layer for each in settings for layer in each.feature_layers}))
+
+
 def _load_head(name: str, spec: PairSpec, target: PreTrainedModel) -> AnyHead:
     """A head in its target's data type, with the layers that both share."""
-    head = load_head(name, target.config, fingerprint(spec.target), target.dtype)
-    head.to(target.device)
-    if spec.runner.pack and not spec.runner.compile and target.device.type == "cpu":
+    here = target.device.type != "meta"
+    weights = fingerprint(spec.target) if here else None  # a server may have adapted them
+    head = load_head(name, target.config, weights, target.dtype)
+    device = target.device if here else torch.device(spec.runner.device)
+    head.to(device)
+    if spec.runner.pack and not spec.runner.compile and device.type == "cpu":
         pack_linear_layers(head)
-    if head.embed_tokens is None:
+    if head.embed_tokens is None and here:
         head.embed_tokens = target.get_input_embeddings()
+    elif head.embed_tokens is None:
+        table = target_embedding(spec.target).to(device, target.dtype)
+        head.embed_tokens = nn.Embedding.from_pretrained(table)
     if head.lm_head is None:
         head.lm_head = target.get_output_embeddings()
     return head

@@ -22,6 +22,7 @@ from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.eagle import AnyHead
+from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import (
@@ -64,9 +65,8 @@ class Recorder:
         self.heads: dict[str, HeadRecorder] = {}
         for name, draft in pair.drafts.items():
             if isinstance(draft, AnyHead):
-                assert self.engine is not None  # a head is recorded beside its target
-                target = self.engine.target
-                self.heads[name] = HeadRecorder(draft, target, pair.max_length, header)
+                layers, size = pair.feature_layers, self.vocab_size
+                self.heads[name] = HeadRecorder(draft, layers, size, pair.max_length, header)
                 continue
             self.drafts[name] = self.pair.open_runner(name, 1 + _BRANCHES)
             self.drafts[name].watch_hidden(True)
@@ -76,22 +76,25 @@ class Recorder:
         self,
         requests: Sequence[tuple[int, Request]],
         outputs: Sequence[Sequence[int]] | None = None,
+        features: Sequence[Tensor | None] = (),
     ) -> Shard:
         """Record some prompts; each comes with its number in the prompt set. `outputs` are a
-        server's answers; unset, the target's. Raises :class:`UserError` for a prompt that does not
-        fit."""
+        server's answers; unset, the target's. For heads, `features` are the server's target's of
+        each prompt and output (n, layers · width). Raises :class:`UserError` for a prompt that does
+        not fit."""
         if outputs is None:
             assert self.engine is not None
             generations = self.engine.generate([request for _, request in requests])
             outputs = [generation.tokens for generation in generations]
         parts: dict[str, list[pa.Table]] = {}
-        for (number, request), output in zip(requests, outputs, strict=True):
-            for part, table in self._record(number, request, list(output)):
+        features = features or [None] * len(outputs)
+        for (number, request), output, known in zip(requests, outputs, features, strict=True):
+            for part, table in self._record(number, request, list(output), known):
                 parts.setdefault(part, []).append(table)
         return {part: pa.concat_tables(tables) for part, tables in parts.items()}
 
     def _record(
-        self, number: int, request: Request, output: list[int]
+        self, number: int, request: Request, output: list[int], features: Tensor | None
     ) -> Iterator[tuple[str, pa.Table]]:
         prompt = list(request.tokens)
         yield (
@@ -109,12 +112,15 @@ class Recorder:
         if self.engine is not None and (self.heads or self.drafts):
             forced = _forced(self.engine.target, prompt, output)
             p = self._distributions(torch.cat([logits for logits, _ in forced]))
+            if self.heads:
+                features = self._features(len(prompt) + len(output) - 1)
         for name, head in self.heads.items():
-            assert p is not None
+            assert features is not None  # the server's, without an engine
             draw, rows = _DraftTokens(self, request, len(prompt)), self._rows(name, request)
-            for chain in head.chains(prompt, output, self._distributions, draw):
+            for chain in head.chains(prompt, output, features, self._distributions, draw):
                 t, tokens, q, hidden = chain.position, chain.tokens, chain.q, chain.hidden
-                compared = _compare(p[t : t + 1], q[:1], tokens[:1], output[t : t + 1])
+                here = None if p is None else p[t : t + 1]
+                compared = _compare(here, q[:1], tokens[:1], output[t : t + 1])
                 rows.add([t], 0, tokens[:1], q[:1], hidden[:1], compared)
                 if len(tokens) > 1 and t < rows.known:
                     rows.add([t] * (len(tokens) - 1), 1, tokens[1:], q[1:], hidden[1:], None)
@@ -136,6 +142,13 @@ class Recorder:
                     f"{EXAMPLES}/{name}",
                     self._examples(runner, number, request, output, drafted, rows.known, p, q),
                 )
+
+    def _features(self, length: int) -> Tensor:
+        """The target's, of the first `length` tokens in its row 0."""
+        assert self.engine is not None
+        target = self.engine.target
+        assert isinstance(target, LocalRunner), "a head is recorded beside its target"
+        return target.features([0] * length, range(length))
 
     def _rows(self, draft: str, request: Request) -> _Rows:
         positions = self.header.short_drafts.get(draft, sys.maxsize)

@@ -21,7 +21,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.drafting.recorded import KnownRounds
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.runner import EagleRunner
-from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import Header
 from specdec_core.recordings.track import Track
@@ -83,31 +82,32 @@ def draft_chains(
 class UnrolledText:
     """The target's features of a sequence; each row of a head may see a beginning of it."""
 
-    def __init__(self, target: LocalRunner, rows: int) -> None:
-        self._target = target
-        self.vocab_size, self.feature_layers = target.vocab_size, target.feature_layers
-        self.lengths = [0] * rows
-        self._features: Tensor | None = None
-
-    def read(self, length: int) -> None:
-        """Take the features of the first `length` tokens in row 0 of the target; the rows' tokens
-        are seen once `lengths` says so."""
-        self._features = self._target.features([0] * length, range(length))
+    def __init__(self, feature_layers: tuple[int, ...], vocab_size: int, rows: int) -> None:
+        self.feature_layers, self.vocab_size = feature_layers, vocab_size
+        self.lengths = [0] * rows  # as much as each row sees
+        self.read: Tensor | None = None  # the features of all its tokens (n, layers · width)
 
     def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
         """See :meth:`LocalRunner.features`: of the same sequence in every row."""
-        assert self._features is not None, "nothing was read"
-        return self._features[list(places)]
+        assert self.read is not None
+        return self.read[list(places)]
 
 
 class HeadRecorder:
-    """Drafts the chains of `head` from all places of sequences that row 0 of `target`
-    holds."""
+    """Drafts the chains of `head` from all places of a sequence, by the target's features of it,
+    which are inputs of its `layers`."""
 
-    def __init__(self, head: AnyHead, target: ModelRunner, max_length: int, header: Header) -> None:
-        assert isinstance(target, LocalRunner), "a head is recorded beside its target"
+    def __init__(
+        self,
+        head: AnyHead,
+        layers: tuple[int, ...],
+        vocab_size: int,
+        max_length: int,
+        header: Header,
+    ) -> None:
         self.header = header
-        self._text = UnrolledText(target, 1 + _STARTS)
+        self._like = next(head.layers.parameters())
+        self._text = UnrolledText(layers, vocab_size, 1 + _STARTS)
         self._runner = EagleRunner(head, self._text, 1 + _STARTS, max_length)
         self._runner.watch_hidden(True)
 
@@ -115,13 +115,15 @@ class HeadRecorder:
         self,
         prompt: Sequence[int],
         output: Sequence[int],
+        features: Tensor,
         distributions: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor, Sequence[int]], list[int]],
     ) -> Iterator[UnrolledChain]:
-        """The chain from every place of `output`, in their order; see :func:`draft_chains`."""
+        """The chain from every place of `output`, in their order; see :func:`draft_chains`.
+        `features` (n, layers · width) are those of all tokens but the last one."""
         text = [*prompt, *output[:-1]]
         runner, read = self._runner, self._text
-        read.read(len(text))
+        read.read = features.to(self._like.device, self._like.dtype)
         for row in range(1 + _STARTS):
             runner.truncate(row, 0)
             read.lengths[row] = len(text)

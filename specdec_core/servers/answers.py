@@ -5,29 +5,45 @@ The target's tokenizer and configuration are on this machine; its weights need n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import NamedTuple
 
 import torch
 from pydantic import PositiveInt
+from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Value
 from specdec_core.engine import Request
 from specdec_core.models.loading import load_config, load_skeleton
-from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_drafts, resolve_dtypes
+from specdec_core.models.pair import (
+    Pair,
+    check_pair,
+    eagle_heads_of,
+    feature_layers_of,
+    load_drafts,
+    resolve_dtypes,
+)
 from specdec_core.prompts.conversation import Conversation, turn_id
 from specdec_core.recordings.plan import Batch, RecordingPlan, ShardPrompt
 from specdec_core.recordings.schema import PROMPTS, read_table, shard_file, shards
 from specdec_core.servers.completions import AnswerServer
 
-# Requests, with the answer to each.
-Answers = list[tuple[Request, list[int]]]
 _COMPARED = 8  # tokens of an answer that must be the same when a recording is resumed
+
+
+class Answer(NamedTuple):
+    """The tokens that a server answers a request with; for heads also the target's features of
+    prompt and answer, but the last token (n, layers · width)."""
+
+    request: Request
+    tokens: list[int]
+    features: Tensor | None = None
 
 
 class ServerAddress(Value):
@@ -47,41 +63,76 @@ def open_server(address: ServerAddress, plan: RecordingPlan) -> AnswerServer:
             "--server: greedy answers can be recorded; sampling needs the target's logits, which a"
             " server does not give"
         )
-    if heads := eagle_heads_of(plan.pair):
-        raise UserError(
-            f"--server: draft {heads[0]} is an EAGLE head, which reads the target's hidden states;"
-            " a server does not give them"
-        )
     tokenizer = check_pair(plan.pair, served=True)
     target = Pair(plan.pair, tokenizer, load_skeleton(plan.pair.target))
-    return AnswerServer(address.url, tokenizer, target.eos_token_ids, address.model)
+    layers = served_layers(plan.pair)
+    server = AnswerServer(address.url, tokenizer, target.eos_token_ids, address.model)
+    if layers:
+        width = target.target.config.get_text_config(decoder=True).hidden_size
+        _check_features(server, layers, width)
+    return server
 
 
-def answers_to(server: AnswerServer, asked: ShardPrompt, max_new_tokens: int) -> Answers:
-    """The answers to every turn of a prompt. Later turns follow the server's answers."""
+def served_layers(spec: PairSpec) -> tuple[int, ...]:
+    """The target's layers that heads of a pair read, as a server may give them. Raises
+    :class:`UserError` for a head that reads what the output layer reads."""
+    layers = feature_layers_of(spec)
+    count = load_config(spec.target).get_text_config(decoder=True).num_hidden_layers
+    if count in layers:
+        raise UserError(
+            f"{', '.join(eagle_heads_of(spec))}: a head reads what the target's output layer reads,"
+            " as EAGLE-1 heads do; a server does not give that"
+        )
+    return layers
+
+
+def _check_features(server: AnswerServer, layers: Sequence[int], width: int) -> None:
+    """Raises :class:`UserError` unless the server gives hidden states of that many layers."""
+    _, features = server.complete_with_features(server.least, 1)
+    if features.shape[1] != len(layers) * width:
+        numbers = ", ".join(map(str, layers))
+        raise UserError(
+            f"{server.url}: gives {features.shape[1]} values of hidden states for a token; the"
+            f" layers {numbers}, which the drafts read, have {len(layers)} × {width}"
+        )
+
+
+def answers_to(
+    server: AnswerServer, asked: ShardPrompt, max_new_tokens: int, features: bool
+) -> list[Answer]:
+    """The answers to every turn of a prompt, with their `features` or without. Later turns follow
+    the server's answers."""
     conversation = Conversation(asked.prompt, server.tokenizer)
     texts: list[str] = []
-    found: Answers = []
+    found: list[Answer] = []
     for turn, number in enumerate(asked.numbers, 1):
         tokens = conversation.tokens(texts)
-        output = server.complete(tokens, max_new_tokens)
+        output, states = (
+            server.complete_with_features(tokens, max_new_tokens)
+            if features
+            else (server.complete(tokens, max_new_tokens), None)
+        )
         texts.append(conversation.answer(output))
         name = turn_id(asked.prompt.id, turn)
-        found.append((Request(name, tokens, max_new_tokens, seed=number), output))
+        found.append(Answer(Request(name, tokens, max_new_tokens, seed=number), output, states))
     return found
 
 
 @contextmanager
 def asking(
-    server: AnswerServer, clients: int, shards: Mapping[int, Batch], max_new_tokens: int
-) -> Iterator[Callable[[int], Answers]]:
+    server: AnswerServer,
+    clients: int,
+    shards: Mapping[int, Batch],
+    max_new_tokens: int,
+    features: bool,
+) -> Iterator[Callable[[int], list[Answer]]]:
     """Send the prompts of some shards to the server in order, `clients` at a time. Yields a
-    function that waits for the answers to a shard.
+    function that waits for the answers to a shard, with their `features` or without.
 
     At the end no further prompt is sent, and answers under way are not waited for: the threads are
     daemons, which an executor's threads are not."""
-    asked: dict[int, list[Future[Answers]]] = {}
-    waiting: SimpleQueue[tuple[Future[Answers], ShardPrompt]] = SimpleQueue()
+    asked: dict[int, list[Future[list[Answer]]]] = {}
+    waiting: SimpleQueue[tuple[Future[list[Answer]], ShardPrompt]] = SimpleQueue()
     for number, batch in shards.items():
         asked[number] = [Future() for _ in batch]
         for pair in zip(asked[number], batch, strict=True):
@@ -92,7 +143,7 @@ def asking(
             while True:
                 future, prompt = waiting.get_nowait()
                 try:
-                    future.set_result(answers_to(server, prompt, max_new_tokens))
+                    future.set_result(answers_to(server, prompt, max_new_tokens, features))
                 except Exception as error:  # raised where the answer is waited for
                     future.set_exception(error)
 
@@ -121,9 +172,9 @@ def check_answers(server: AnswerServer, folder: Path, max_new_tokens: int) -> No
             )
 
 
-def served_pair(spec: PairSpec) -> Pair:
-    """The drafts of a pair, loaded, beside a target without weights; sets this process's torch
-    threads. Raises :class:`UserError` for a missing model."""
+def served_pair(spec: PairSpec, heads: bool = False) -> Pair:
+    """The drafts of a pair, loaded, with `heads` or without, beside a target without weights; sets
+    this process's torch threads. Raises :class:`UserError` for a missing model."""
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec, served=True)
     if spec.runner.target_dtype == "auto":  # no forward of the target is timed here
@@ -132,4 +183,4 @@ def served_pair(spec: PairSpec) -> Pair:
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)
     target = load_skeleton(spec.target).to(getattr(torch, spec.runner.target_dtype))
-    return Pair(spec, tokenizer, target, load_drafts(spec))
+    return Pair(spec, tokenizer, target, load_drafts(spec, target if heads else None))

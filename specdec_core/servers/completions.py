@@ -17,10 +17,12 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import end_of_turn
+from specdec_core.servers import hidden_states
 
 KEY = "OPENAI_API_KEY"  # the variable that clients of OpenAI's protocol read
 # Metrics of vLLM, llama.cpp and this project's server, after the prefix with the server's name.
@@ -114,10 +116,38 @@ class AnswerServer:
             tokens = self._json(answer)["tokens"]
         else:
             body = {**self._body(prompt, max_new_tokens), **self._more, **fields}
-            choice = self._choice(self._send("POST", "/v1/completions", body))
+            choice = self._choice(self._json(self._send("POST", "/v1/completions", body)))
             tokens = choice.get("token_ids")
             if tokens is None:
                 tokens = self._tokenised(list(prompt), choice)[:max_new_tokens]
+        return self._ended(tokens)
+
+    def complete_with_features(
+        self, prompt: Sequence[int], max_new_tokens: int
+    ) -> tuple[list[int], Tensor]:
+        """The greedy answer, as above, and the target's features of the prompt and the answer, but
+        its last token (n, layers · width); of a server that writes them (:mod:`.hidden_states`).
+
+        Raises:
+            UserError: the server refuses the request, its answer is no completion, or its features
+                cannot be read here.
+        """
+        body = {**self._body(prompt, max_new_tokens), **self._more, **hidden_states.ASKED}
+        answer = self._send("POST", "/v1/completions", body)
+        known = answer.status_code not in _UNKNOWN
+        content = self._json(answer) if known else {}
+        if (path := hidden_states.written(content)) is None:
+            reason = "" if known else f" ({refusal(answer.text)})"
+            raise UserError(
+                f"{self.url}: writes no hidden states, which an EAGLE head reads{reason}; vLLM"
+                " does, if it is started as the manual's page Record and replay says"
+            )
+        tokens = self._ended(self._choice(content).get("token_ids") or [])
+        return tokens, hidden_states.taken(path, [*prompt, *tokens[:-1]])
+
+    def _ended(self, tokens: Sequence[int]) -> list[int]:
+        """An answer up to and with its first end token. Raises :class:`UserError` for an empty
+        one."""
         end = next((n for n, token in enumerate(tokens, 1) if token in self._ends), len(tokens))
         if not end:
             raise UserError(f"{self.url}: an answer without a token")
@@ -133,7 +163,7 @@ class AnswerServer:
         """
         fields = {"echo": True, "logprobs": TOPS, "return_tokens_as_token_ids": True}
         body = {**self._body(tokens, 0), **fields}
-        choice = self._choice(self._send("POST", "/v1/completions", body))
+        choice = self._choice(self._json(self._send("POST", "/v1/completions", body)))
         try:
             tops = choice["logprobs"]["top_logprobs"][1 : len(tokens)]
             found = [
@@ -191,13 +221,13 @@ class AnswerServer:
     def _probe(self, fields: dict[str, Any]) -> dict[str, Any] | None:
         """An answer to a request with fields beside OpenAI's; None where the server does not take
         them."""
-        body = self._body(self._least, 1) | fields
+        body = self._body(self.least, 1) | fields
         answer = self._send("POST", "/v1/completions", body)
-        return None if answer.status_code in _UNKNOWN else self._choice(answer)
+        return None if answer.status_code in _UNKNOWN else self._choice(self._json(answer))
 
     def _is_llama_cpp(self) -> bool:
         """Whether the server has llama.cpp's route, with token ids in its answer."""
-        answer = self._send("POST", _LLAMA_CPP, self._own(self._least, 1))
+        answer = self._send("POST", _LLAMA_CPP, self._own(self.least, 1))
         if answer.status_code != httpx.codes.OK:
             return False
         with suppress(ValueError, KeyError, TypeError):
@@ -205,7 +235,7 @@ class AnswerServer:
         return False
 
     @property
-    def _least(self) -> list[int]:
+    def least(self) -> list[int]:
         """The shortest prompt."""
         return [next(iter(self._ends), 0)]
 
@@ -239,8 +269,7 @@ class AnswerServer:
         except ValueError:
             raise UserError(f"{self.url}: answers something else than JSON") from None
 
-    def _choice(self, answer: httpx.Response) -> dict[str, Any]:
-        content = self._json(answer)
+    def _choice(self, content: Any) -> dict[str, Any]:
         try:
             [choice] = content["choices"]
             assert isinstance(choice["text"], str)

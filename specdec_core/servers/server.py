@@ -228,6 +228,17 @@ class Server(ABC):
         where the program is not installed."""
         raise NotImplementedError
 
+    def answering(self, layers: Sequence[int]) -> Mode:
+        """The mode whose answers are recorded: without speculation and, for drafts that read them,
+        with the hidden states of some of the target's `layers`. Raises :class:`UserError` where
+        it does not give them."""
+        if layers:
+            raise UserError(
+                f"{self.title}: gives no hidden states, which EAGLE heads read: specdec record"
+                " records with the target's weights"
+            )
+        return Mode(self.title, {})
+
     def in_production(self, command: Sequence[str], model: str, devices: int) -> list[str]:
         """A mode's command for production: with the name of the model for clients, the number of
         devices that share the target, its metrics and its prefix cache. Raises :class:`UserError`

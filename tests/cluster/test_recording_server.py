@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from starlette.responses import JSONResponse
 from starlette.types import Message
 
@@ -21,18 +23,23 @@ from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.evidence.certificate.certify import Extent
 from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, compared_greedy
 from specdec_core.evidence.certificate.served import server_outputs
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import OF_LOGITS
-from specdec_core.servers.answers import ServerAddress
+from specdec_core.servers.answers import ServerAddress, served_layers
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.process import running
+from specdec_core.servers.table import SERVERS
 from tests.commands import assert_shown, config_file, far_profile, printed, prompts_file
 from tests.configurations import FOUR
 from tests.local_server import LocalServer, engine_server, fleet_of, server_of
+from tests.peers import vllm_installed
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(10)]
@@ -161,6 +168,121 @@ def test_another_model_or_another_answer_is_refused(recording, plan, tiny_pair, 
             run_recording(plan, tmp_path, out=folder, address=ServerAddress(url=url))
 
 
+class WritesStates:
+    """An application that writes hidden states beside its answers, as vLLM does."""
+
+    def __init__(self, application, pair, layers, folder):
+        self.application, self.pair, self.layers = application, pair, layers
+        self.folder, self.written = folder, 0
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.application(scope, receive, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        asked = json.loads(body)
+        wanted = asked.pop("kv_transfer_params", None) == {"include_output_tokens": True}
+        body, answer = json.dumps(asked).encode(), b""
+        parts: Iterator[Message] = iter([{"type": "http.request", "body": body}])
+
+        async def again():
+            return next(parts, None) or await receive()
+
+        async def keep(message):
+            nonlocal answer
+            answer += message.get("body", b"")
+
+        await self.application(scope, again, keep)
+        content = json.loads(answer)
+        if wanted:
+            [choice] = content["choices"]
+            path = self._write([*asked["prompt"], *choice["token_ids"][:-1]])
+            content["kv_transfer_params"] = {"hidden_states_path": str(path)}
+        await JSONResponse(content)(scope, again, send)
+
+    @torch.inference_mode()
+    def _write(self, tokens):
+        self.written += 1
+        states = self.pair.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        kept = torch.stack([states[layer][0] for layer in self.layers], dim=1)
+        path = self.folder / f"{self.written}.safetensors"
+        save_file({"hidden_states": kept, "token_ids": torch.tensor(tokens)}, path)
+        path.with_name(f"{path.name}.lock").touch()
+        return path
+
+
+def with_head(plan, pair, folder, embedding=False, **changes):
+    """The plan with a head of the pair's target beside the draft model."""
+    head = head_of(pair, **changes)
+    save_head(head, folder, EagleCard(target=pair.spec.target), embedding=embedding)
+    drafts = {"head": str(folder), **plan.pair.drafts}
+    return plan.model_copy(update={"pair": plan.pair.model_copy(update={"drafts": drafts})})
+
+
+def recorded_from(application, plan, home):
+    with running(LocalServer(lambda: application)) as url:
+        return run_recording(plan, home, address=ServerAddress(url=url, clients=3))
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["no weights", "weights"])
+def test_heads_are_recorded_by_the_hidden_states_that_a_server_writes(
+    plan, tiny_spec, tiny_pair, tmp_path, weights
+):
+    """A head without an embedding takes the target's, if that is on this machine."""
+    headed = with_head(plan, tiny_pair, tmp_path / "head", not weights, feature_layers=(0, 1))
+    here = headed.pair.model_copy(update={"target": tiny_spec.target})
+    local = headed.model_copy(update={"pair": here})
+    (states := tmp_path / "states").mkdir()
+    application = WritesStates(served(tiny_pair).application(), tiny_pair, (0, 1), states)
+    theirs = recorded_from(application, local if weights else headed, tmp_path / "served")
+    ours = run_recording(local, tmp_path / "local")
+    assert not [*states.iterdir()]  # what was read is removed
+    same_tokens(ours, theirs)
+    option = config.parse(config.Configuration, {"drafter": CHAIN | {"draft": "head"}}, "test")
+    assert Replay(ours).run(option).counts == Replay(theirs).run(option).counts
+
+
+def same_tokens(ours, theirs):
+    """Two recordings with a head have the same tokens."""
+    assert ours.table("prompts") == theirs.table("prompts")
+    tokens = ["prompt", "position", "step", "draft_token", "target_token", "rank"]
+    for part in ("drafts/head", "drafts/draft"):
+        assert ours.table(part).select(tokens) == theirs.table(part).select(tokens)
+
+
+def test_hidden_states_that_heads_cannot_read_are_refused(plan, tiny_pair, tmp_path):
+    (states := tmp_path / "states").mkdir()
+    application = WritesStates(served(tiny_pair).application(), tiny_pair, (0,), states)
+    width, last = tiny_pair.target.config.hidden_size, tiny_pair.target.config.num_hidden_layers
+    for number, (layers, message) in enumerate(
+        (
+            ((0, 1), rf"gives {width} values .* layers 0, 1, which .* have 2 × {width}$"),
+            ((0, last), "^head: a head reads what the target's output layer reads"),
+        )
+    ):
+        headed = with_head(plan, tiny_pair, tmp_path / str(number), feature_layers=layers)
+        with pytest.raises(UserError, match=message):
+            recorded_from(application, headed, tmp_path)
+    assert not (tmp_path / "traces").exists()
+
+
+@vllm_installed
+def test_vllm_gives_hidden_states_for_heads(plan, tiny_spec, tiny_pair, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    headed = with_head(plan, tiny_pair, tmp_path / "head", feature_layers=(0, 1))
+    here = headed.pair.model_copy(update={"target": tiny_spec.target})
+    headed = headed.model_copy(update={"pair": here})
+    vllm = SERVERS["vllm"]
+    mode = vllm.answering(served_layers(here))
+    with running(vllm.served(tiny_pair, mode, (), tmp_path).process("vLLM", 3)) as url:
+        address = ServerAddress(url=url, clients=3)
+        theirs = run_recording(headed, tmp_path / "served", address=address)
+    same_tokens(run_recording(headed, tmp_path / "local"), theirs)
+
+
 HEADED = config.PairSpec(target="bundled:target", drafts={"head": "bundled:smollm2-eagle"})
 NOWHERE = "http://127.0.0.1:9"
 
@@ -169,7 +291,7 @@ NOWHERE = "http://127.0.0.1:9"
     ("change", "address", "message"),
     [
         ({"sampling": config.Sampling(temperature=1.0)}, {}, "sampling needs the target's logits"),
-        ({"pair": HEADED}, {}, "draft head is an EAGLE head, which reads the target's"),
+        ({"pair": HEADED}, {}, r"http.*: writes no hidden states, which an EAGLE head reads \("),
         ({}, {"url": NOWHERE}, f"{NOWHERE}: does not answer"),
         ({}, {"model": "large"}, r"no model 'large' \(it has: tiny\)"),
     ],

@@ -21,7 +21,7 @@ from specdec_core.models.draft_vocabulary import draft_vocabulary
 from specdec_core.models.eagle.formats import original, specforge, speculators
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import AnyHead, EagleHead, EagleOneHead
-from specdec_core.models.eagle.settings import check_target
+from specdec_core.models.eagle.settings import EagleSettings, check_target
 from specdec_core.models.location import located
 from specdec_core.models.reading import CONFIG, read_config, reading
 from specdec_core.models.weight_files import WEIGHTS, check_tensors, read_tensors
@@ -143,15 +143,7 @@ def load_head(
         UserError: there is no such head, it is damaged or of a kind that is not read, or it is for
             another target.
     """
-    folder = head_folder(name)
-    config = read_config(folder, name)
-    _check_method(name, config)
-    form = next((form for form in _FORMATS if form.recognises(config, folder)), None)
-    if form is None:
-        raise UserError(
-            f"{name}: not an EAGLE head of a known format (speculators' eagle3, SpecForge's or"
-            " SafeAILab's)"
-        )
+    form, config, head = _described(name, target_config)
     trained_for = speculators.read_card(config, name).target_fingerprint
     if target_fingerprint and trained_for and trained_for != target_fingerprint:
         raise UserError(
@@ -159,12 +151,12 @@ def load_head(
             f" {target_fingerprint})"
         )
     layers = target_config.get_text_config(decoder=True).num_hidden_layers
-    head = _unfilled(form, config, layers, name)
     # This project's heads read the state after the last layer after the target's norm, EAGLE-3
     # heads of other projects before it.
     normed = speculators.form_of(config) is not None or isinstance(head, EagleOneHead)
     check_target(head.settings, target_config, layers if normed else layers - 1, name)
-    tensors = {form.renamed(key): tensor for key, tensor in read_tensors(folder, name).items()}
+    stored = read_tensors(head_folder(name), name)
+    tensors = {form.renamed(key): tensor for key, tensor in stored.items()}
     if speculators.form_of(config) == "int8":
         tensors = int8.unpacked(tensors, name)
     _fill(head, tensors, dtype, name)
@@ -255,6 +247,27 @@ def save_head(
 def _written(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     as_is = not tensor.is_floating_point() or int8.is_scale(key)
     return tensor.to("cpu", tensor.dtype if as_is else dtype).contiguous()
+
+
+def head_settings(name: str, target_config: PretrainedConfig) -> EagleSettings:
+    """A head's shape, from configurations alone. Raises :class:`UserError` where there is no such
+    head."""
+    return _described(name, target_config)[-1].settings
+
+
+def _described(name: str, target_config: PretrainedConfig) -> tuple[Any, dict[str, Any], AnyHead]:
+    """A head's format, its `config.json`, and the head without its weights."""
+    folder = head_folder(name)
+    config = read_config(folder, name)
+    _check_method(name, config)
+    form = next((form for form in _FORMATS if form.recognises(config, folder)), None)
+    if form is None:
+        raise UserError(
+            f"{name}: not an EAGLE head of a known format (speculators' eagle3, SpecForge's or"
+            " SafeAILab's)"
+        )
+    layers = target_config.get_text_config(decoder=True).num_hidden_layers
+    return form, config, _unfilled(form, config, layers, name)
 
 
 def _unfilled(form: Any, config: dict[str, Any], layers: int, name: str) -> AnyHead:

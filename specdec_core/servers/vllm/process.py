@@ -19,7 +19,13 @@ from specdec_core.servers.peer import Peer
 from specdec_core.servers.server import PLUG_IN_FILE, Mode, ServedMode
 from specdec_core.servers.vllm import repairs
 from specdec_core.servers.vllm.child import Worker
-from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, VARIABLE
+from specdec_core.servers.vllm.settings import (
+    HIDDEN_STATES,
+    MODULE,
+    NEEDS_ARCTIC,
+    VARIABLE,
+    hidden_states_in,
+)
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
 _WORKER = Path(__file__).with_name("worker.py")
@@ -110,8 +116,11 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
     installed = environment_folder().glob("lib/python*/site-packages/vllm*-*.dist-info")
     names = (path.name for path in installed)
 
+    states = mode.settings.get("method") == HIDDEN_STATES
+    written = hidden_states_in(folder / "states") if states else {}
+
     def command(requests: int, port: int) -> list[str]:
-        where = {"host": "127.0.0.1", "port": port}
+        where = {"host": "127.0.0.1", "port": port, **written}
         flags = as_flags({**engine_settings(pair, mode, requests), **where})
         # -P: the current folder may have modules named like those that it needs
         return [str(interpreter()), "-P", "-m", MODULE, *flags]

@@ -6,7 +6,7 @@ entry point of the group `vllm.general_plugins`.
 
 from __future__ import annotations
 
-from specdec_core.servers.vllm import compiled, sampling
+from specdec_core.servers.vllm import compiled, hidden_states, sampling
 
 GROUP = "vllm.general_plugins"
 NAME = "specdec"
@@ -20,3 +20,4 @@ def repair() -> None:
     if current_platform.is_cpu():
         sampling.repair()
         compiled.repair()
+        hidden_states.repair()

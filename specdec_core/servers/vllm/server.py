@@ -30,6 +30,7 @@ from specdec_core.servers.vllm.settings import (
     chain_settings,
     commands,
     further,
+    hidden_states,
     suffix_settings,
 )
 
@@ -114,6 +115,11 @@ class Vllm(Server):
         elif self.missing({}) is None:
             log.warning("without vLLM's suffix decoding: %s", reason)
         return modes
+
+    def answering(self, layers: Sequence[int]) -> Mode:
+        if not layers:
+            return super().answering(layers)
+        return Mode(f"{self.title}, hidden states", hidden_states(layers))
 
     def missing(self, settings: Mapping[str, Any]) -> str | None:
         from specdec_core.servers.vllm.process import missing

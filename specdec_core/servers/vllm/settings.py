@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
@@ -22,6 +23,8 @@ MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
 TREE_DEPTH = 24  # of a match and its draft together, by default
 NEEDS_ARCTIC = "needs the package arctic-inference in vLLM's environment"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER=1"
+HIDDEN_STATES = "extract_hidden_states"
+_CONNECTOR = "ExampleHiddenStatesConnector"
 METHODS = {"model": "draft_model", "eagle3": "eagle3"}  # by the kind of a draft
 
 
@@ -111,6 +114,28 @@ def suffix_settings(drafter: SuffixSettings) -> Counterpart:
         " is left at 0.1",
     )
     return Counterpart(settings, remarks)
+
+
+def hidden_states(layers: Sequence[int]) -> dict[str, Any]:
+    """The speculative settings for the inputs of some of the target's layers."""
+    read = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+    return {
+        "method": HIDDEN_STATES,
+        TOKENS: 1,
+        "draft_model_config": {"hf_config": read},
+    }
+
+
+def hidden_states_in(folder: Path) -> dict[str, Any]:
+    """The engine arguments that write them to files in a folder."""
+    more = {"shared_storage_path": str(folder)}
+    return {
+        "kv_transfer_config": {
+            "kv_connector": _CONNECTOR,
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": more,
+        }
+    }
 
 
 def any_load(settings: Mapping[str, Any]) -> dict[str, Any]:

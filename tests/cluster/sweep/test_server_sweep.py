@@ -24,6 +24,7 @@ from tests.local_server import ending_server, engine_server
 from tests.own_server import OwnServer
 from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import configured
+from tests.specdec_core.models.eagle.pair_heads import save_head_of
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_the_shown_command_has_the_variables_that_the_race_had(monkeypatch):
     assert replace(served, environment=os.environ).shown(4, 8000) == "serve 4 8000"
 
 
-def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
+def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tiny_pair, tmp_path):
     home = tmp_path / "home"
     workload = plan.workload.model_validate({"clients": [2], "slo": {"ttft": 1}})
     with pytest.raises(UserError, match="compared by their tokens a second"):
@@ -180,4 +181,9 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
     samples = plan.model_copy(update={"configurations": (missing,), "samples": (missing,)})
     with pytest.raises(UserError, match="none"):
         run_server_sweep(samples, OwnServer(), home, "")
+    save_head_of(tiny_pair, tmp_path / "head", feature_layers=(0, 1))
+    headed = plan.pair.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
+    unrecorded = plan.model_copy(update={"pair": headed, "traces": None})
+    with pytest.raises(UserError, match="gives no hidden states, which EAGLE heads read"):
+        run_server_sweep(unrecorded, OwnServer(), home, "")
     assert not home.exists()

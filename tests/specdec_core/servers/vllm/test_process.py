@@ -112,6 +112,18 @@ def test_fewer_modes_are_served_each_with_a_command(tiny_pair, venv):
     assert VLLM.modes(tiny_pair, served=True)[-1] == SUFFIX
 
 
+def test_for_heads_it_writes_hidden_states_of_their_layers(tiny_pair, venv):
+    mode = VLLM.answering((0, 1))
+    flags = dict(pairwise(VLLM.served(tiny_pair, mode, (), venv).command(4, 8123)))
+    written = json.loads(flags["--kv-transfer-config"])["kv_connector_extra_config"]
+    assert Path(written["shared_storage_path"]).is_relative_to(venv)
+    read = json.loads(flags["--speculative-config"])["draft_model_config"]["hf_config"]
+    assert read == {"eagle_aux_hidden_state_layer_ids": [0, 1]}
+    plain = VLLM.answering(())
+    assert plain.autoregressive
+    assert "--kv-transfer-config" not in VLLM.served(tiny_pair, plain, (), venv).command(4, 8123)
+
+
 def test_its_threads_are_ours_and_bound(tiny_pair, venv, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     plain = Mode("vLLM", {})
