@@ -37,11 +37,11 @@ def taken(path: Path, tokens: Sequence[int]) -> Tensor:
         with lock.open() as held:
             fcntl.flock(held, fcntl.LOCK_SH)  # waits for the writer
         content = load_file(path)
-        for each in (path, lock):
+        states, of = content["hidden_states"], content["token_ids"].tolist()
+        if of[: len(tokens)] != list(tokens):
+            raise UserError(f"{path}: hidden states of other tokens than the answer's")
+        for each in (path, lock):  # of this answer, so nobody else reads them
             each.unlink()
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path}: hidden states cannot be read here: {error}") from None
-    states, of = content["hidden_states"], content["token_ids"].tolist()
-    if of[: len(tokens)] != list(tokens):
-        raise UserError(f"{path}: hidden states of other tokens than the answer's")
     return states[: len(tokens)].flatten(1)

@@ -270,14 +270,14 @@ def test_hidden_states_that_heads_cannot_read_are_refused(plan, tiny_pair, tmp_p
 
 
 @vllm_installed
-def test_vllm_gives_hidden_states_for_heads(plan, tiny_spec, tiny_pair, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    headed = with_head(plan, tiny_pair, tmp_path / "head", feature_layers=(0, 1))
-    here = headed.pair.model_copy(update={"target": tiny_spec.target})
-    headed = headed.model_copy(update={"pair": here})
-    vllm = SERVERS["vllm"]
-    mode = vllm.answering(served_layers(here))
-    with running(vllm.served(tiny_pair, mode, (), tmp_path).process("vLLM", 3)) as url:
+def test_vllm_gives_hidden_states_for_heads(plan, tmp_path):
+    runner = config.RunnerSettings(target_dtype="float32", device="cpu", max_length=128)
+    drafts = {"draft": "bundled:draft-small"}
+    pair = load_pair(config.PairSpec(target="bundled:draft-small", drafts=drafts, runner=runner))
+    own = plan.model_copy(update={"pair": pair.spec})
+    headed, vllm = with_head(own, pair, tmp_path / "head", feature_layers=(0, 1)), SERVERS["vllm"]
+    served = vllm.served(pair, vllm.answering(served_layers(headed.pair)), (), tmp_path)
+    with running(served.process("vLLM", 3)) as url:
         address = ServerAddress(url=url, clients=3)
         theirs = run_recording(headed, tmp_path / "served", address=address)
     same_tokens(run_recording(headed, tmp_path / "local"), theirs)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from specdec_core.base.errors import UserError
 from specdec_core.servers.hidden_states import taken
@@ -47,3 +48,13 @@ def test_the_states_of_its_tokens_are_read_in_order_once(written):
 def test_states_of_other_tokens_are_refused(written):
     with pytest.raises(UserError, match="hidden states of other tokens than the answer's"):
         taken(written[0], [7, 8, 1])
+    assert written[0].exists()  # a file of something else is not removed
+
+
+def test_a_file_without_hidden_states_is_refused_and_stays(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": torch.zeros(2)}, path)
+    path.with_name(f"{path.name}.lock").touch()
+    with pytest.raises(UserError, match=r"weights.safetensors: hidden states cannot be read here"):
+        taken(path, TOKENS)
+    assert path.exists()
