@@ -273,7 +273,7 @@ def test_hidden_states_that_heads_cannot_read_are_refused(plan, tiny_pair, tmp_p
 def test_vllm_gives_hidden_states_for_heads(plan, tmp_path):
     runner = config.RunnerSettings(target_dtype="float32", device="cpu", max_length=128)
     drafts = {"draft": "bundled:draft-small"}
-    pair = load_pair(config.PairSpec(target="bundled:draft-small", drafts=drafts, runner=runner))
+    pair = load_pair(config.PairSpec(target="bundled:draft-medium", drafts=drafts, runner=runner))
     own = plan.model_copy(update={"pair": pair.spec})
     headed, vllm = with_head(own, pair, tmp_path / "head", feature_layers=(0, 1)), SERVERS["vllm"]
     served = vllm.served(pair, vllm.answering(served_layers(headed.pair)), (), tmp_path)
