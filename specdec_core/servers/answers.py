@@ -124,7 +124,7 @@ def asking(
     clients: int,
     shards: Mapping[int, Batch],
     max_new_tokens: int,
-    features: bool,
+    features: bool = False,
 ) -> Iterator[Callable[[int], list[Answer]]]:
     """Send the prompts of some shards to the server in order, `clients` at a time. Yields a
     function that waits for the answers to a shard, with their `features` or without.
