@@ -61,6 +61,14 @@ def served(pair, name="tiny"):
     return server_of(Service(fleet_of(Engine(pair, config.AUTOREGRESSIVE, 4)), name))
 
 
+async def whole_body(receive):
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message.get("more_body", False)
+    return body
+
+
 class OpenAiAlone:
     """An application that refuses fields that OpenAI's protocol does not have."""
 
@@ -71,10 +79,7 @@ class OpenAiAlone:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.application(scope, receive, send)
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
+        body = await whole_body(receive)
         if {"return_token_ids", "repetition_penalty"} & json.loads(body).keys():
             refusal = JSONResponse({"error": {"message": "unknown field"}}, 400)
             await refusal(scope, receive, send)
@@ -179,11 +184,7 @@ class WritesStates:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.application(scope, receive, send)
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
-        asked = json.loads(body)
+        asked = json.loads(await whole_body(receive))
         wanted = asked.pop("kv_transfer_params", None) == {"include_output_tokens": True}
         body, answer = json.dumps(asked).encode(), b""
         parts: Iterator[Message] = iter([{"type": "http.request", "body": body}])
