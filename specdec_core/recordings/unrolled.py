@@ -120,7 +120,7 @@ class HeadRecorder:
         draw: Callable[[Tensor, Sequence[int]], list[int]],
     ) -> Iterator[UnrolledChain]:
         """The chain from every place of `output`, in their order; see :func:`draft_chains`.
-        `features` (n, layers · width) are those of all tokens but the last one."""
+        The target's `features` are of all tokens but the last, (n, layers · width)."""
         text = [*prompt, *output[:-1]]
         runner, read = self._runner, self._text
         read.read = features.to(self._like.device, self._like.dtype)

@@ -40,7 +40,7 @@ def taken(path: Path, tokens: Sequence[int]) -> Tensor:
         states, of = content["hidden_states"], content["token_ids"].tolist()
         if of[: len(tokens)] != list(tokens):
             raise UserError(f"{path}: hidden states of other tokens than the answer's")
-        for each in (path, lock):  # of this answer, so nobody else reads them
+        for each in (path, lock):  # written for this answer alone
             each.unlink()
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path}: hidden states cannot be read here: {error}") from None

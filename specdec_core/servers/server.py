@@ -229,13 +229,13 @@ class Server(ABC):
         raise NotImplementedError
 
     def answering(self, layers: Sequence[int]) -> Mode:
-        """The mode whose answers are recorded: without speculation and, for drafts that read them,
-        with the hidden states of some of the target's `layers`. Raises :class:`UserError` where
-        it does not give them."""
+        """The mode whose answers are recorded: without speculation and, where EAGLE heads draft,
+        with the hidden states of the target's `layers`. Raises :class:`UserError` for a server that
+        does not give them."""
         if layers:
             raise UserError(
-                f"{self.title}: gives no hidden states, which EAGLE heads read: specdec record"
-                " records with the target's weights"
+                f"{self.title}: gives no hidden states, which EAGLE heads read; run specdec record"
+                " before, with the target's weights"
             )
         return Mode(self.title, {})
 

@@ -1,8 +1,8 @@
 """The hidden states that vLLM writes beside its answers, written on a CPU, too.
 
 The speculative method `extract_hidden_states` keeps them in the KV cache, and the connector
-`ExampleHiddenStatesConnector` writes those of a finished request to a file. In 0.32 it copies them
-by a GPU's stream to pinned memory, which a CPU does not have.
+`ExampleHiddenStatesConnector` writes those of a finished request to a file. In 0.32 the connector
+copies them by a GPU's stream to pinned memory, which a CPU does not have.
 """
 
 from __future__ import annotations
