@@ -185,7 +185,7 @@ class ServerStages:
         """Rank, race and choose."""
         server, loads = self.server, self.race.loads
         own = {c.id: mode for mode in self._defaults() if (c := mode.configuration) is not None}
-        known = {**own, **expressed.modes}
+        known = {**expressed.modes, **own}  # by the names that their rows have in the races
         simulated = self._simulated(recording, profile, known)
         modes = joined(self._defaults(), self._finalists(simulated, profile, known))
         first = None

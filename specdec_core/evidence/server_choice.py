@@ -183,9 +183,9 @@ def after_first_runs(
     chosen: Iterable[Mode],
 ) -> list[Mode]:
     """The modes of the race: those of the first runs (`modes`, with `rows`) but the ones that fell
-    :func:`behind`, and those that the corrected simulation has `chosen`. Of the server's `own`
-    modes autoregressive decoding stays, and the fastest that drafts, because the champion is
-    compared with them."""
+    :func:`behind`, and those that the corrected simulation has `chosen`. One that did not start has
+    no row, and is not started again. Of the server's `own` modes autoregressive decoding stays, and
+    the fastest that drafts, because the champion is compared with them."""
     drafting = {mode.name for mode in own if not mode.autoregressive}
     speeds = {
         row.name: math.prod(row.tokens_per_second(load) for load in loads)
@@ -195,7 +195,9 @@ def after_first_runs(
     kept = {mode.name for mode in own if mode.autoregressive}
     kept.add(max(speeds, key=lambda name: speeds[name], default=""))
     left = behind(rows, loads) - kept
-    return joined([mode for mode in modes if mode.name not in left], chosen)
+    ended = {mode.name for mode in modes} - {row.name for row in rows}
+    stay = [mode for mode in modes if mode.name not in left | ended]
+    return joined(stay, [mode for mode in chosen if mode.name not in ended])
 
 
 def behind(rows: Sequence[LoadRow], loads: Sequence[Load]) -> set[str]:

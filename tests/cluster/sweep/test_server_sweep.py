@@ -23,7 +23,7 @@ from tests.jobs.conftest import record_prompts
 from tests.local_server import ending_server, engine_server
 from tests.own_server import OwnServer
 from tests.specdec_core.cost.examples import fitted_profile
-from tests.specdec_core.kinds import configured
+from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.models.eagle.pair_heads import save_head_of
 
 
@@ -119,6 +119,22 @@ def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_pa
     assert expected <= set(table["tokens_per_second"])
     raced = report(result).frames["requests"]
     assert set(raced["race"]) == {"first runs", "all modes"}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_servers_own_mode_corrects_the_configuration_that_has_its_settings(plan, tmp_path):
+    live = plan.live.model_copy(update={"repeats": 2})
+    [draft] = plan.pair.drafts
+    chains = configured(chain(max_tokens=2) | {"draft": draft})
+    same = [each for each in plan.configurations if each.id == chains.id]
+    assert len(same) == 1
+    twice = plan.model_copy(update={"live": live, "configurations": tuple(same)})
+    result, *_ = run_server_sweep(twice, OwnServer(), tmp_path, "", "mine")
+    [load] = result.first.loads
+    speeds = {row.name: row.tokens_per_second(load) for row in result.first.rows}
+    assert set(speeds) == {"own", "own K=2"}
+    expected = {name: by_load[load.key] for name, by_load in result.expected.items()}
+    assert expected == pytest.approx(speeds)
 
 
 class Heard(Observer):

@@ -90,6 +90,9 @@ def test_the_race_leaves_out_what_fell_behind_in_the_first_runs_but_the_best_of_
     # All of the server's own fell behind, and the corrected simulation chose one that did.
     far = {"plain": (0.3, 0.3), "draft": (0.2, 0.3), "n-gram": (0.2, 0.2), "short": (0.2, 0.2)}
     assert raced(**far, long=(0.1, 0.1)) == ["plain", "n-gram", "long", "short", "new"]
+    # Without a row, one did not start; it is not started again.
+    del close["draft"]
+    assert raced(**close, long=(0.1, 0.12)) == ["plain", "n-gram", "long", "new"]
 
 
 def test_what_failed_falls_behind_nothing_and_nothing_falls_behind_it():
