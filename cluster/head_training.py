@@ -68,6 +68,9 @@ def train_heads(
 
     With several `settings`, which differ in the learning rate, every head is trained with each, in
     `<out>/.search`, and the one with the least loss on the dev prompts becomes `<out>/<name>`.
+
+    Raises:
+        UserError: a head of another pair is in one of the folders.
     """
     observer = observer or Observer()
     entries = _entries(specs, examples, settings, out)
@@ -158,6 +161,7 @@ def _entries(
     entries = {}
     for spec in specs:
         name = head_name(spec, examples[spec.kind])
+        _keep_other_pairs(out / name, examples[spec.kind])
         for own in settings:
             search = len(settings) > 1
             label = f"{name}-lr{own.learning_rate:g}" if search else name
@@ -165,3 +169,14 @@ def _entries(
             digest = training_digest(spec, examples[spec.kind], own)
             entries[label] = _Entry(name, folder, spec, own, digest)
     return entries
+
+
+def _keep_other_pairs(folder: Path, examples: Examples) -> None:
+    """Raises :class:`UserError` where `folder` has a head of another pair: configurations may name
+    it, and its name is the same where the draft has the same name."""
+    try:
+        card = load_card(folder)
+    except UserError:
+        return
+    if card.pair != examples.pair:
+        raise UserError(f"{folder}: has a head of another draft or target; name another --out")

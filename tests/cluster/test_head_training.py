@@ -1,10 +1,13 @@
 """A grid of heads is trained once each, whatever happens to its workers."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.head_training import train_heads
+from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
-from specdec_core.drafting.heads.storage import load_head
+from specdec_core.drafting.heads.storage import load_card, load_head, save_head
 from specdec_core.training.heads.training import HeadTraining
 from tests.commands import children
 from tests.observers import Heard
@@ -34,6 +37,16 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
     found, tried = train_heads(SPECS, EXAMPLES, [SETTINGS], tmp_path, again)
     assert found == tried == heads
     assert again.steps == 1
+
+
+def test_a_head_of_another_pair_with_a_draft_of_the_same_name_is_kept(tmp_path):
+    trained = HeadTraining(SPECS[0], EXAMPLES["specdecpp"], SETTINGS).run()
+    card = save_head(trained.weights, trained.card, tmp_path / NAMES[0])
+    other = replace(EXAMPLES["specdecpp"], pair={**PAIR, "target": "0"})
+    for rates in ([SETTINGS], [SETTINGS, SETTINGS.model_copy(update={"learning_rate": 1e-3})]):
+        with pytest.raises(UserError, match=f"{NAMES[0]}: has a head of another draft or target"):
+            train_heads(SPECS[:1], {"specdecpp": other}, rates, tmp_path)
+    assert load_card(tmp_path / NAMES[0]) == card
 
 
 @pytest.mark.long
