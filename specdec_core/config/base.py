@@ -22,15 +22,16 @@ READ = ("head", "state", "table")
 
 
 class Value(BaseModel):
-    """A frozen value that rejects unknown keys."""
+    """A frozen value that rejects unknown keys. Its JSON has NaN and infinities as such."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Document(BaseModel):
-    """A value that is written to disk as JSON and read again; it rejects unknown keys."""
+    """A value that is written to disk as JSON and read again, NaN and infinities too; it rejects
+    unknown keys."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 def identity(value: BaseModel, placeless: bool = False) -> str:

@@ -9,8 +9,9 @@ from sklearn.metrics import roc_auc_score
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import load_card, save_head
 from specdec_core.training.heads import metrics
-from specdec_core.training.heads.examples import DEV, TEST
+from specdec_core.training.heads.examples import DEV, TEST, TRAIN
 from specdec_core.training.heads.training import HeadTraining
 from tests.specdec_core.drafting.heads.examples import learnable
 
@@ -102,6 +103,16 @@ def test_test_rows_change_the_figures_and_no_choice():
     assert wrong.card.metrics["auc"] < 0.5
     assert wrong.card.metrics["test_kl"] > right.card.metrics["test_kl"] + 0.2
     assert sum(bin.count for bin in wrong.card.reliability) == wrong.card.examples["test"]
+
+
+def test_a_head_is_read_again_where_all_candidates_of_dev_and_test_are_accepted(tmp_path):
+    examples = learnable()
+    examples.labels[examples.split != TRAIN] = 1
+    trained = HeadTraining(HeadSpec(depth=0), examples, SETTINGS).run()
+    save_head(trained.weights, trained.card, tmp_path)
+    card = load_card(tmp_path)
+    assert np.isnan(card.metrics["auc"])  # no rejected candidate to compare with
+    assert np.isnan([epoch.auc for epoch in card.curve]).all()
 
 
 LABELS = torch.tensor([1.0, 0.0, 0.25, 0.9])

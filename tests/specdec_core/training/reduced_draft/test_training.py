@@ -1,15 +1,17 @@
 """Drafts learn what their target will write."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig
 
+from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import load_pair
 from specdec_core.training.recorded.features import read_tables
-from specdec_core.training.recorded.finished import load_card
+from specdec_core.training.recorded.finished import CARD, load_card
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import copied_draft
 from specdec_core.training.reduced_draft.training import DraftTraining, DraftTrainingCard
@@ -60,6 +62,16 @@ def test_a_draft_learns_what_its_target_will_write(
     assert measured(pair, recorded.texts, training.held_out) == pytest.approx(
         best.agreement, abs=0.02
     )
+
+
+def test_the_card_of_a_training_that_diverged_is_read_again(tmp_path):
+    card = load_card(bundled_path("smollm2-draft"), DraftTrainingCard)
+    last = card.curve[-1].model_copy(update={"loss": math.nan})
+    diverged = card.model_copy(update={"curve": (*card.curve[:-1], last)})
+    (tmp_path / CARD).write_text(diverged.model_dump_json(indent=1))
+    losses = [evaluation.loss for evaluation in load_card(tmp_path, DraftTrainingCard).curve]
+    assert losses[:-1] == [evaluation.loss for evaluation in card.curve[:-1]]
+    assert math.isnan(losses[-1])
 
 
 @torch.no_grad()
