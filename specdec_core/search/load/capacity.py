@@ -31,6 +31,7 @@ _WARM_UP = 0.2  # the share of them that does not count: the first find emptier 
 # these, replicas fill; requests of the last one are answered while replicas empty.
 _SPAN, _FILLING, _EMPTYING = 6, 2, 1
 _STEPS = 6  # of the search for a rate: to 2 %
+_LEAST_BUSY = 1e-3  # requests at a time: at still lower rates each is alone all the same
 _WAVES = 32  # requests for each slot of a full replica: the last ones leave slots empty
 
 
@@ -239,7 +240,7 @@ def greatest_rate(
     service: ServedTraffic, replicas: int, slo: Slo, share: float = SHARE
 ) -> Capacity:
     """The highest rate at which `replicas` replicas answer a share of requests within `slo`, to
-    some 2 %."""
+    some 2 %. Without a choice where they do at no rate."""
     search = Capacity(service, slo, share)
     if not search.possible:
         return search
@@ -249,6 +250,8 @@ def greatest_rate(
             low = high
     else:
         while not search.good(replicas, low := high / 2):
+            if low * service.alone_seconds < _LEAST_BUSY:
+                return search  # alone, enough requests keep it; of the steady ones, too few
             high = low
     for _ in range(_STEPS):
         middle = (low + high) / 2

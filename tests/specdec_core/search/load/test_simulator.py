@@ -259,6 +259,17 @@ def test_what_cannot_be_kept_alone_is_kept_by_no_number():
     assert greatest_rate(service(), 3, Slo(tpot=CAPACITY_T / 2)).chosen is None
 
 
+def test_the_search_for_a_rate_ends_where_only_requests_that_do_not_count_keep_the_limit():
+    """Of the 500 requests 25 are too long, just few enough; but all of these are steady ones."""
+    tokens = [20 if 200 <= n < 225 else 10 for n in range(500)]
+    answers = Answers([10] * 500, {1: [[ALONE] * each for each in tokens]}, None)
+    mixed = ServedTraffic(answers, TIMES, Limits(2), arrivals="constant", seconds=5)
+    found = greatest_rate(mixed, 1, Slo(latency=15 * CAPACITY_T))
+    assert found.possible
+    assert found.chosen is None
+    assert len(found.tried) < 20
+
+
 def test_a_queue_that_grows_is_not_carried_where_the_limits_leave_waiting_out():
     found = least_replicas(service(), 101, Slo(tpot=2 * CAPACITY_T))
     assert found.chosen.replicas == 6  # five answer 100 a second
