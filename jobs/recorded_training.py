@@ -114,7 +114,6 @@ def _train(
     from specdec_core.training.recorded.finished import finished_in, load_card, training_digest
 
     texts, folder = RecordedTexts(features), out / kind.name
-    texts.split(kind.judged_at)  # refuses too few answers
     digest = training_digest(texts, settings)
     card = finished_in(folder, digest, kind.card_type)
     progress.stage("training", 100, done=0 if card is None else 100)

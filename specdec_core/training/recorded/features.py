@@ -350,9 +350,9 @@ class RecordedTexts:
             self._open(path)
 
     def split(self, judged_at: Collection[float] = ()) -> tuple[list[int], list[int]]:
-        """The numbers of the texts to train on and of the held-out texts. Raises
-        :class:`UserError` where either list is empty, or where no held-out text is at one of the
-        temperatures `judged_at`, if there are any."""
+        """The numbers of the texts to train on, and of the held-out texts at one of the
+        temperatures `judged_at`; unset, of all held-out texts. Raises :class:`UserError` where
+        either list is empty."""
         usable = [n for n, text in enumerate(self.texts) if text.length > 0]
         train = [n for n in usable if not self.texts[n].held_out]
         rest = [n for n in usable if self.texts[n].held_out]
@@ -362,7 +362,7 @@ class RecordedTexts:
                 f"{', '.join(self.card.recordings)}: too few answers to train on some and evaluate"
                 " on the others"
             )
-        return train, rest
+        return train, judged
 
     def answers(self, numbers: Iterable[int]) -> Iterator[list[int]]:
         """The answers as tokens, by the numbers of their sequences."""

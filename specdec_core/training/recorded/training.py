@@ -61,7 +61,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
 
     def __init__(self, texts: RecordedTexts, settings: S) -> None:
         self.texts, self.settings = texts, settings
-        self.trained_on, held_out = texts.split()
+        self.trained_on, held_out = texts.split(self.judged_at)
         self.held_out = held_out[: settings.evaluation_texts]
         tables = read_tables(texts.folder)
         size = len(tables["output"])

@@ -118,6 +118,19 @@ def test_a_training_has_texts_held_out_that_it_can_be_judged_on(recorded):
         recorded.texts.split((0.7,))
 
 
+def test_a_training_is_judged_on_answers_at_its_temperatures_alone(recorded):
+    class Sampled(EagleTraining):
+        judged_at = (1.0,)
+
+    def temperatures(numbers):
+        return {recorded.texts.texts[number].temperature for number in numbers}
+
+    training = Sampled(recorded.texts, SETTINGS)
+    assert temperatures(training.held_out) == {1.0}
+    assert temperatures(training.trained_on) == {0.0, 1.0}
+    assert training.evaluate().acceptance.kinds.keys() == {"temperature 1"}
+
+
 def test_the_rate_rises_and_falls_to_nothing():
     assert rate(0, 0.1) < 0.02
     assert rate(0.1, 0.1) == 1
