@@ -61,15 +61,12 @@ def train_on_answers(
     from dashboards.progress import TrainingProgress
     from dashboards.tracking.training_run import log_training
     from specdec_core.config import PairSpec
-    from specdec_core.recordings.find import finished, open_named
+    from specdec_core.recordings.find import open_named
     from specdec_core.training.recorded.features import RecordedAnswers
     from specdec_core.training.recorded.gather import gather_features
 
     threads = threads or torch.get_num_threads()
     opened = [open_named(name, workspace()) for name in recordings]
-    for each in opened:
-        if not finished(each.folder):
-            raise UserError(f"{each.folder}: not finished; the same `specdec record` resumes it")
     answers = RecordedAnswers(opened, prompt_tokens)
     temperatures = {each.header.sampling.temperature for each in answers.recordings}
     if kind.judged_at and not temperatures.intersection(kind.judged_at):

@@ -27,10 +27,13 @@ def finished(folder: Path) -> bool:
 
 def open_named(name: str, home: Path) -> Recording:
     """The recording in the folder `name`, or of that name in the workspace `home`. Raises
-    :class:`UserError` where there is none."""
+    :class:`UserError` where there is none that is finished."""
     folder, named = Path(present_path(name)), home / "traces" / name
     if folder.exists() or named.exists():
-        return Recording.open(folder if folder.exists() else named)
+        recording = Recording.open(folder if folder.exists() else named)
+        if not finished(recording.folder):
+            raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
+        return recording
     there = sorted(file.parent.name for file in (home / "traces").glob(f"*/{HEADER}"))
     raise UserError(
         f"{name}: no such folder, and no recording of that name in {home / 'traces'} (there are:"

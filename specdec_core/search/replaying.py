@@ -12,7 +12,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.models.fingerprints import TARGET, fingerprints
-from specdec_core.recordings.find import find_recording, finished, open_named
+from specdec_core.recordings.find import find_recording, open_named
 from specdec_core.recordings.replay import Heads, Replay, check_replayable
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import ResolvedPlan
@@ -49,8 +49,6 @@ def find_named(name: str, home: Path, drawn: bool = False) -> Recording:
     :class:`UserError` where there is none that is finished and can be replayed, if need be with
     rounds that are `drawn`; see :class:`Replay`."""
     recording = open_named(name, home)
-    if not finished(recording.folder):
-        raise UserError(f"{recording.folder}: not finished; the same `specdec record` goes on")
     check_replayable(recording, drawn)
     return recording
 

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from jobs.cli import app
+from specdec_core.recordings.find import FINISHED
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_refused, config_file, prompts_file, server_plan
 from tests.own_server import OwnServer
@@ -192,6 +193,7 @@ ROWS = [
         for layers in ("1,1,2", "0,1,3")
     ),
     (f"{HEAD} nowhere", "nowhere: no such folder, and no recording of that name"),
+    (f"{HEAD} begun/0", "begun/0: not finished; the same `specdec record` goes on"),
     (f"{HEAD} answers/0", "recorded without a draft"),
     (f"{HEAD} answers/0 --kinds specdecpp,t9", "kind: .*t9"),
     (f"{HEAD} answers/0 --depths 1,deep", "--depths 1,deep: expected numbers"),
@@ -219,8 +221,9 @@ def folder(tiny_pair, tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    for name, temperature in (("answers", 0.0), ("warm", 0.7)):
+    for name, temperature in (("answers", 0.0), ("warm", 0.7), ("begun", 0.0)):
         recorded_answers(tiny_pair, folder / name, 4, 2, [temperature])
+    (folder / "begun" / "0" / FINISHED).unlink()
     prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")
     server_plan(folder, tiny_pair.spec, 6)
     return folder

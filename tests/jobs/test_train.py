@@ -8,6 +8,7 @@ from jobs import train_draft, train_eagle, train_head
 from specdec_core.drafting.heads.storage import load_card as load_head_card
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft.model import ReducedDraft
+from specdec_core.recordings.find import finish
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
@@ -66,7 +67,9 @@ def recordings_home(empty_store, tiny_pair, tmp_path_factory):
     recordings_home = tmp_path_factory.mktemp("home")
     shutil.copy(empty_store, recordings_home / "mlflow.db")
     facts = {"fingerprints": tiny_pair.fingerprints}
-    record(tiny_pair, recordings_home / "traces" / "numbers", range(len(PROMPTS)), **facts)
+    folder = recordings_home / "traces" / "numbers"
+    record(tiny_pair, folder, range(len(PROMPTS)), **facts)
+    finish(folder)
     return recordings_home
 
 
