@@ -25,6 +25,7 @@ from specdec_core.cost import Profile
 from specdec_core.engine import Engine, Request
 from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.replay import Replay
+from specdec_core.search.nearest import estimated
 from specdec_core.search.results import METRIC, Trial
 from specdec_core.tokens.statistics import Counts, Generation, rounds_frame
 
@@ -106,7 +107,7 @@ class CountTrial(tune.Trainable):
             try:
                 if replays:
                     assert self.task.replay is not None
-                    trial = replayed(self.task.replay, configuration, self.task.profile)
+                    trial = estimated(configuration, self.task.replay, self.task.profile)
                 else:
                     trial, counted.rounds = self._decode(configuration)
                     prompts = len(self.generations)
@@ -157,16 +158,6 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
     prompts = [g.prompt_tokens for g in generations]
     # Tokens in the cache half-way through a generation, on average.
     context = sum(g.prompt_tokens + len(g.tokens) // 2 for g in generations) // len(generations)
-    counts, by_arm = Counts.of(generations), Counts.by_arm(generations)
+    counts, by_arm = Counts.of(generations), Counts.by_arm_and_width(generations)
     taken = sum(g.seconds for g in generations) if configuration.asynchronous else None
-    return Trial.of(
-        configuration, counts, profile, context, prompts, by_arm=by_arm.items(), taken=taken
-    )
-
-
-def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
-    """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
-    rounds, recorded = replay.run(configuration), replay.recording.prompts
-    prompts = map(len, recorded.tokens)
-    by_arm = [(arm, part.counts) for arm, part in rounds.by_arm().items()]
-    return Trial.of(configuration, rounds.counts, profile, recorded.context, prompts, True, by_arm)
+    return Trial.of(configuration, counts, profile, context, prompts, by_arm=by_arm, taken=taken)

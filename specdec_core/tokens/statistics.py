@@ -136,22 +136,25 @@ class Counts:
         )
 
     @classmethod
-    def by_arm(cls, generations: Iterable[Generation]) -> dict[int | None, Counts]:
-        """The counts of the rounds that each of a bandit's arms proposed for; None: of the rounds
-        without an arm."""
+    def by_arm_and_width(cls, generations: Iterable[Generation]) -> list[tuple[int | None, Counts]]:
+        """The counts of the rounds that each of a bandit's arms proposed for, apart for every
+        number of candidates; None: of the rounds without an arm."""
         generations = list(generations)
-        arms: dict[int | None, list[Round]] = {}
+        alike: dict[tuple[int | None, int], list[Round]] = {}
         for r in (r for g in generations for r in g.rounds):
-            arms.setdefault(r.arm, []).append(r)
-        return {
-            arm: cls._of_rounds(
-                rounds,
-                requests=len(generations),
-                n=sum(r.generated for r in rounds),
-                n_target_tokens=sum(r.generated > r.accepted for r in rounds),
+            alike.setdefault((r.arm, r.drafted), []).append(r)
+        return [
+            (
+                arm,
+                cls._of_rounds(
+                    rounds,
+                    requests=len(generations),
+                    n=sum(r.generated for r in rounds),
+                    n_target_tokens=sum(r.generated > r.accepted for r in rounds),
+                ),
             )
-            for arm, rounds in arms.items()
-        }
+            for (arm, _), rounds in alike.items()
+        ]
 
     @classmethod
     def _of_rounds(

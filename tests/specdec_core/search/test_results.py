@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from cluster.sweep.trial import assess, replayed
+from cluster.sweep.trial import assess
 from specdec_core.config import PairSpec, RunnerSettings, parse
-from specdec_core.cost import ForwardCost
+from specdec_core.cost import ForwardCost, ForwardKind, ForwardTerms, Measurement
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -45,6 +45,13 @@ def replay(pair, tmp_path_factory):
     return replay_of(pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 
 
+def decoded(configuration, replay, pair, profile):
+    """The trial of the replay's prompts, decoded live."""
+    prompts = replay.recording.prompts.tokens
+    asked = [Request(str(n), tuple(p.tolist()), NEW_TOKENS) for n, p in enumerate(prompts)]
+    return assess(configuration, Engine(pair, configuration).generate(asked), profile)
+
+
 def drafting(rounds):
     """Seconds of the bandit's draft models."""
     forwards = [int(rounds.draft_forwards[rounds.arm == arm].sum()) for arm in (0, 1)]
@@ -54,20 +61,33 @@ def drafting(rounds):
 
 def test_a_bandits_estimate_is_the_sum_over_its_arms(replay, pair):
     rounds = replay.run(BANDIT)
-    first = int((rounds.position == 0).sum())  # without candidates
-    verified = 0.02 * (len(rounds.prompt) - first) + 0.01 * first
+    alone = int((rounds.drafted == 0).sum())  # the first, and those of an arm without room
+    verified = 0.02 * (len(rounds.prompt) - alone) + 0.01 * alone
     expected = verified + drafting(rounds)
-    trial = replayed(replay, BANDIT, PROFILE)
+    trial = estimated(BANDIT, replay, PROFILE)
     assert trial.metrics[SECONDS] == pytest.approx(expected)
-    # For another server each round is priced alone, also a round of an arm without room.
-    idle = int(((rounds.drafted == 0) & (rounds.position > 0)).sum())
-    exact = estimated(BANDIT, replay, PROFILE).metrics[SECONDS]
-    assert exact == pytest.approx(expected - idle * (0.02 - 0.01))
     # Decoded live the rounds are the same.
-    prompts = replay.recording.prompts.tokens
-    asked = [Request(str(n), tuple(p.tolist()), NEW_TOKENS) for n, p in enumerate(prompts)]
-    live = assess(BANDIT, Engine(pair, BANDIT).generate(asked), PROFILE)
+    live = decoded(BANDIT, replay, pair, PROFILE)
     assert live.counts == trial.counts
+    assert live.metrics[SECONDS] == pytest.approx(expected)
+
+
+def test_decoded_rounds_are_priced_by_the_candidates_of_each_as_replayed_ones(replay, pair):
+    """One token takes longer than two, and several take longer from the fourth on."""
+    wide = ForwardTerms(fixed=0.01, per_token_beyond=0.01, knee=4)
+    target = ForwardCost(
+        measurements=[Measurement(width=1, context=0, batch=1, seconds=0.05)],
+        terms={ForwardKind.TOKEN: ForwardTerms(fixed=0.05), ForwardKind.WIDE: wide},
+        r2=1.0,
+    )
+    profile = profile_of(target, COSTS)
+    lookup = configured({"kind": "suffix", "max_tokens": 8})
+    drafted = replay.run(lookup).drafted
+    assert drafted.any()
+    expected = sum(0.01 + 0.01 * max(n - 3, 0) if n else 0.05 for n in drafted.tolist())
+    live, replayed = decoded(lookup, replay, pair, profile), estimated(lookup, replay, profile)
+    assert live.counts == replayed.counts
+    assert replayed.metrics[SECONDS] == pytest.approx(expected)
     assert live.metrics[SECONDS] == pytest.approx(expected)
 
 
