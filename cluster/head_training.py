@@ -70,7 +70,7 @@ def train_heads(
     `<out>/.search`, and the one with the least loss on the dev prompts becomes `<out>/<name>`.
 
     Raises:
-        UserError: a head of another pair is in one of the folders.
+        UserError: a head of another pair is in one of the folders; no head could be trained.
     """
     observer = observer or Observer()
     entries = _entries(specs, examples, settings, out)
@@ -86,7 +86,8 @@ def train_heads(
     for label, reason in failures.items():
         observer.warned(f"{label} failed: {reason}")
     if not heads:
-        raise RuntimeError(f"no head could be trained: {failures}")
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in failures.items())
+        raise UserError(f"no head could be trained: {reasons}")
     tried = [heads[label] for label in entries if label in heads]
     best: dict[str, FinishedHead] = {}
     for head in sorted(tried, key=lambda head: head.card.metrics["eval_loss"]):

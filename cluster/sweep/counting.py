@@ -45,7 +45,8 @@ def count_all(
 ) -> None:
     """Count every configuration that `folder` does not hold yet, in trials of the class `trial`;
     fills `result.trials` and `.replay`. What is decoded runs in processes that need `needs`, or
-    without any needs in a single one, which has its models on the devices of a placement."""
+    without any needs in a single one, which has its models on the devices of a placement. Raises
+    :class:`UserError`, with the last reason, where none could be counted."""
     done = {trial.id for trial in result.trials}
     record = _Record(result, folder, observer)
     counting = _Counting(plan, task, trial, record)
@@ -75,7 +76,7 @@ def count_all(
     if task.replay is not None:
         result.replay = _summary(task, result, replay_seconds, before)
     if not result.trials:
-        raise RuntimeError(f"no configuration could be counted: {record.reason}")
+        raise UserError(f"no configuration could be counted: {record.reason}")
 
 
 def _counted(plan: ResolvedPlan, task: TrialTask, observer: SweepObserver) -> list[Configuration]:

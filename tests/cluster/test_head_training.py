@@ -49,6 +49,13 @@ def test_a_head_of_another_pair_with_a_draft_of_the_same_name_is_kept(tmp_path):
     assert load_card(tmp_path / NAMES[0]) == card
 
 
+def test_where_every_training_fails_that_is_one_line_with_the_reasons(tmp_path):
+    wider = replace(EXAMPLES["specdecpp"], hidden_size=9)  # than its features are
+    with pytest.raises(UserError, match=f"no head could be trained: {NAMES[0]}: .") as caught:
+        train_heads(SPECS[:1], {"specdecpp": wider}, [SETTINGS], tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.long
 def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(tmp_path):
     rates = [SETTINGS.model_copy(update={"learning_rate": rate}) for rate in (1e-6, 1e-2, 1e-5)]

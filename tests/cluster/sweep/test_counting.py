@@ -92,6 +92,16 @@ class DeadlyTrial(IdleTrial):
         return super().step()
 
 
+class FailingTrial(IdleTrial):
+    """Counts no configuration."""
+
+    def step(self):
+        result = super().step()
+        [trial] = result["counted"].trials
+        result["counted"] = Counted(failed=[(trial.configuration, "too long")])
+        return result
+
+
 def count(folder, tell, trial=IdleTrial):
     """Count what `folder` does not hold, with trials that take next to no time."""
     own = SweepFolder(folder / "sweeps" / "idle")
@@ -126,6 +136,14 @@ def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_runnin
     assert sorted(lengths) == [n for n in range(COUNT) if n != DEADLY]
     [line] = heard.warnings
     assert f"/{DEADLY} failed: " in line
+
+
+def test_a_search_of_which_every_configuration_fails_ends_in_one_line(ray_running, tmp_path):
+    register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
+    heard = HeardSweep()
+    with pytest.raises(UserError, match="no configuration could be counted: too long"):
+        count(tmp_path, heard, FailingTrial)
+    assert len(heard.warnings) == COUNT
 
 
 @pytest.mark.long
