@@ -14,10 +14,9 @@ import pandas as pd
 
 from specdec_core.config import Configuration
 from specdec_core.evidence.server_choice import ServerRace
+from specdec_core.search.estimates import LEAST
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.servers.server import Mode
-
-LEAST = 0.1  # of the simulated seconds are left at least
 
 
 def as_served(simulated: Simulated, first: ServerRace, modes: Mapping[str, Mode]) -> Simulated:

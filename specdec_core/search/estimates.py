@@ -9,7 +9,7 @@ are timed. With estimates e, rounds r and times t,
 where a is autoregressive decoding, which shows how fast the machine is during the timing. The j are
 the timed configurations of i's family and draft, or else of its family, or else all that draft in
 the same process. A configuration's own time never enters its estimate, so that the errors of timed
-configurations show the error of the rest.
+configurations show the error of the rest. Where o is below 0, a tenth of g · eᵢ is left at least.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from specdec_core.search.results import METRIC, SECONDS, Trial
+
+LEAST = 0.1  # of the seconds by the profile are left at least
 
 
 def corrected(trials: Sequence[Trial], taken: Mapping[str, float]) -> dict[str, float]:
@@ -34,7 +36,8 @@ def corrected(trials: Sequence[Trial], taken: Mapping[str, float]) -> dict[str, 
     expected = {}
     for trial in drafting:
         shown = [overheads[t.id] for t in _relatives(trial, timed)]
-        expected[trial.id] = forwards[trial.id] + trial.counts["n_target"] * fmean(shown or [0.0])
+        seconds = forwards[trial.id] + trial.counts["n_target"] * fmean(shown or [0.0])
+        expected[trial.id] = max(seconds, LEAST * forwards[trial.id])
     return expected
 
 

@@ -92,6 +92,17 @@ def test_a_family_of_which_none_was_timed_takes_after_all_others():
     assert corrected(trials, taken)[CONFIDENT.id] == pytest.approx(forwards + 40 * 2e-3)
 
 
+def test_an_estimate_stays_above_zero_where_those_timed_take_less_than_their_forwards():
+    """The profile overestimates the draft: of 80 ms of drafting a round 40 are not taken. A round
+    of a lookup has no more than its forward of 10 ms."""
+    trials = [trial(AUTOREGRESSIVE, 100), trial(FIXED[1], 20, 1600), trial(LOOKUPS[0], 20)]
+    alone, chain, lookup = (each.metrics[SECONDS] for each in trials)
+    taken = {AUTOREGRESSIVE.id: alone, FIXED[1].id: chain - 20 * 40e-3}
+    assert corrected(trials, taken)[LOOKUPS[0].id] == pytest.approx(0.1 * lookup)
+    correct(trials, taken)
+    assert trials[2].metrics[METRIC] == pytest.approx(10 * alone / lookup)
+
+
 def test_nothing_is_corrected_without_the_time_of_autoregressive_decoding():
     trials = [trial(AUTOREGRESSIVE, 100), trial(LOOKUPS[0], 40)]
     assert corrected(trials, {LOOKUPS[0].id: 2.0}) == {}
