@@ -96,7 +96,8 @@ def _sweep_run(
         served = result.served.id
         tags |= {CHAMPION: served, "champion_label": result.labels[served]}
     files = [*(folder / name for name in FILES), *([report] if report else [])]
-    decoded = [trial for trial in result.trials if not trial.replayed]
+    timed = {timing.config_id for timing in result.timings}
+    kept = [trial for trial in result.trials if not trial.replayed or trial.id in timed]
     return LoggedRun(
         name=result.name,
         params={
@@ -111,7 +112,7 @@ def _sweep_run(
         prompts=(result.prompts, prompts, "sweep"),
         nested=[
             trial_run(result, trial)
-            for trial in (*decoded, *(each for each in result.notable() if each.replayed))
+            for trial in {each.id: each for each in (*kept, *result.notable())}.values()
         ],
     )
 

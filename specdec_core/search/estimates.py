@@ -9,7 +9,8 @@ are timed. With estimates e, rounds r and times t,
 where a is autoregressive decoding, which shows how fast the machine is during the timing. The j are
 the timed configurations of i's family and draft, or else of its family, or else all that draft in
 the same process. A configuration's own time never enters its estimate, so that the errors of timed
-configurations show the error of the rest. Where o is below 0, a tenth of g · eᵢ is left at least.
+configurations show the error of the rest. Where o is less than 0, a tenth of g · eᵢ is left at
+least.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
     logged = {run.data.tags["config_id"]: run for run in nested}
     live = {t.id for t in result.trials if not t.replayed}
     assert live <= logged.keys()
-    assert logged.keys() - live == {t.id for t in result.notable() if t.replayed}
+    timed = {t.config_id for t in result.timings}
+    assert logged.keys() == live | timed | {t.id for t in result.notable()}
     assert len(logged) < len(result.trials)
     for config_id, run in logged.items():
         assert run.data.tags["counted"] == ("live" if config_id in live else "replay")
@@ -131,6 +132,17 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
     register(result, left.id)
     assert load_champion()[1] == left.configuration
     assert left.id in {run.data.tags["config_id"] for run in runs_in(home)[2]}
+
+
+def test_what_was_timed_has_a_run_however_slow_its_estimate_has_become(home, result, folder):
+    result = replayed(result, more=60)
+    timed = [result.trial(t.config_id) for t in result.timings if t.config_id != result.champion]
+    slow = next(trial for trial in timed if trial.replayed)
+    slow.metrics["estimated_speedup"] = 0.01
+    assert slow not in result.notable()
+    log(result, folder)
+    [run] = [run for run in runs_in(home)[2] if run.data.tags["config_id"] == slow.id]
+    assert run.data.metrics["tokens_per_second"] > 0
 
 
 def test_what_is_estimated_for_another_machine_is_not_registered(home, result, folder):
