@@ -3,6 +3,7 @@ recorded answers of its target."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,9 +118,10 @@ def _train(
     if card is not None:
         return card
     torch.set_num_threads(threads)
-    training = kind(texts, settings)
+    training, checkpoints = kind(texts, settings), out / ".training" / digest[:10]
     with needs_room(out):
-        training.run(out / ".training" / digest[:10], progress.advanced)
+        training.run(checkpoints, progress.advanced)
         training.model.cpu()
         training.save(folder)
+    shutil.rmtree(checkpoints, ignore_errors=True)
     return load_card(folder, kind.card_type)

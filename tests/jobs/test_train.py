@@ -32,6 +32,7 @@ def trained_twice(command, main, home, pair, settings):
         printed(command(main, home, *arguments, "--out", home / "out")) for _ in range(2)
     )
     assert "resuming: 100 of 100 done" in second
+    assert not any((home / "out" / ".training").iterdir()), "checkpoints of what is finished"
     client, (training,), _ = runs_in(home)
     assert training.info.status == "FINISHED"
     return first, training.data, [a.path for a in client.list_artifacts(training.info.run_id)]

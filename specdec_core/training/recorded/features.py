@@ -83,10 +83,11 @@ class RecordedAnswers:
             same_models(recording, self.recordings[0])
             if header.fingerprints[TARGET] != fingerprint(self.target):
                 raise UserError(f"{recording.folder}: the answers of other weights than are here")
-            if header.sampling.top_k or header.sampling.top_p < 1:
+            sampling = header.sampling
+            if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
                 raise UserError(
-                    f"{recording.folder}: sampled with top-k or top-p, which a training does not"
-                    " know; record with a temperature alone"
+                    f"{recording.folder}: sampled with top-k, top-p or min-p, which a training does"
+                    " not know; record with a temperature alone"
                 )
 
     @property

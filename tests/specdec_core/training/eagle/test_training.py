@@ -82,7 +82,8 @@ def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair, tmp_path):
     recording = found.recordings[0]
     for changes, complaint in (
         ({"fingerprints": {"target": "0"}}, "the answers of other weights than are here"),
-        ({"sampling": Sampling(temperature=1, top_k=4)}, "sampled with top-k or top-p"),
+        ({"sampling": Sampling(temperature=1, top_k=4)}, "sampled with top-k, top-p or min-p"),
+        ({"sampling": Sampling(temperature=1, min_p=0.1)}, "sampled with top-k, top-p or min-p"),
     ):
         header = recording.header.model_copy(update=changes)
         save_header(header, recording.folder)
