@@ -112,14 +112,15 @@ class _Counting:
         """Count `configurations`. A configuration is counted again if its trial is lost.
 
         Every process that the cluster has room for gets one trial with its share of them: Tune
-        gives further trials to the processes that are free, and stops those that still start. Each
-        configuration has its own trial if the scheduler may stop it early, and if it was lost
-        before: a configuration that ends its process must not end other trials."""
+        gives further trials to the processes that are free, and stops those that still start.
+        Where there is no room yet, one trial waits for a node. Each configuration has its own trial
+        if the scheduler may stop it early, and if it was lost before: a configuration that ends its
+        process must not end other trials."""
         for attempt in range(ATTEMPTS):
             if not configurations:
                 return
             each_alone = early_stopping or attempt
-            trials = len(configurations) if each_alone else room(needs) if needs else 1
+            trials = len(configurations) if each_alone else max(room(needs), 1) if needs else 1
             mixed = random.Random(0).sample(configurations, len(configurations))
             groups = [group(mixed[i::trials]) for i in range(min(trials, len(mixed)))]
             self._fit(needs, {"configurations": tune.grid_search(groups)}, early_stopping)

@@ -138,6 +138,12 @@ def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_runnin
     assert f"/{DEADLY} failed: " in line
 
 
+def test_nothing_is_left_out_where_a_node_has_yet_to_start(ray_running, tmp_path, monkeypatch):
+    register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
+    monkeypatch.setattr("cluster.sweep.counting.room", lambda needs: 0)  # it is there by then
+    assert len(count(tmp_path, SweepObserver()).trials) == COUNT
+
+
 def test_a_search_of_which_every_configuration_fails_ends_in_one_line(ray_running, tmp_path):
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
     heard = HeardSweep()
