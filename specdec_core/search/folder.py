@@ -170,9 +170,13 @@ class SweepFolder:
 
 def find_trial(root: Path, config_id: str) -> tuple[SweepResult, Trial]:
     """The trial with an id that begins with `config_id`, in the latest sweep under `root` that has
-    it. Raises :class:`UserError` when there is none."""
+    it. Sweeps that this version cannot read are skipped. Raises :class:`UserError` when there is
+    none."""
     for file in sorted(root.glob("*/sweep.json"), key=lambda f: f.stat().st_mtime, reverse=True):
-        result = SweepResult.load(file.parent)
+        try:
+            result = SweepResult.load(file.parent)
+        except UserError:
+            continue
         matches = [trial for trial in result.trials if trial.id.startswith(config_id)]
         if len(matches) > 1:
             raise UserError(f"{config_id}: fits {len(matches)} configurations of {result.name}")

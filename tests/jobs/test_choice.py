@@ -44,3 +44,12 @@ def test_an_id_that_fits_several_is_refused(swept):
     with pytest.raises(UserError, match=f"{SUFFIX.id[:2]}: fits 2 configurations of {SWEEP}$"):
         choose(Path(SUFFIX.id[:2]))
     assert choose(Path(alike.id))[0].configuration == alike
+
+
+def test_a_sweep_that_cannot_be_read_hides_no_other(swept):
+    latest = swept / "sweeps" / "zz" / "sweep.json"
+    latest.parent.mkdir()
+    latest.write_text('{"name": "zz", "colour": 1}')
+    assert choose(Path(SUFFIX.id[:4]))[0].configuration.id == SUFFIX.id
+    with pytest.raises(UserError, match="no configuration"):
+        choose(Path("00ff00ff"))
