@@ -17,16 +17,13 @@ from ray.exceptions import RayError, RayTaskError
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
-from specdec_core.training.finished import Finished
 from specdec_core.training.heads.examples import Examples, training_digest
-from specdec_core.training.heads.training import HeadTraining, TrainedHead
+from specdec_core.training.heads.training import FinishedHead, HeadTraining, TrainedHead
 
 RETRIES = 2  # of a training that is lost with its process or node
-
-FinishedHead = Finished[HeadCard]
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class _Entry:
             card = load_card(self.folder)
         except UserError:
             return None
-        return Finished(label, self.folder, card) if card.training == self.digest else None
+        return FinishedHead(label, self.folder, card) if card.training == self.digest else None
 
 
 def train_head(
@@ -81,7 +78,7 @@ def train_heads(
     for label, trained in _trained(pending, examples, failures):
         folder = entries[label].folder
         card = save_head(trained.weights, trained.card, folder)
-        heads[label] = Finished(label, folder, card)
+        heads[label] = FinishedHead(label, folder, card)
         observer.step()
     for label, reason in failures.items():
         observer.warned(f"{label} failed: {reason}")
@@ -142,7 +139,7 @@ def _named(name: str, head: FinishedHead, out: Path) -> FinishedHead:
     if head.label == name:
         return head
     weights = (head.folder / WEIGHTS).read_bytes()
-    return Finished(name, out / name, save_head(weights, head.card, out / name))
+    return FinishedHead(name, out / name, save_head(weights, head.card, out / name))
 
 
 def head_name(spec: HeadSpec, examples: Examples) -> str:

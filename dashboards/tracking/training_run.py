@@ -15,8 +15,7 @@ from dashboards.sections import LoggedRun
 from dashboards.store import connect, experiment_id_of, run_tags, runs_where
 from specdec_core.base.environment import environment
 from specdec_core.config import PairSpec
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.training.finished import Finished
+from specdec_core.training.heads.training import FinishedHead
 from specdec_core.training.recorded.finished import TrainingCard
 from specdec_core.training.recorded.training import RecordedTraining
 
@@ -28,7 +27,7 @@ def log_heads(
     pair: PairSpec,
     draft: str,
     params: Mapping[str, Any],
-    heads: Sequence[Finished[HeadCard]],
+    heads: Sequence[FinishedHead],
     out: Path,
 ) -> str:
     """Log the heads of a draft, which are in `out`; returns the run's id. `params` say what was
@@ -42,7 +41,7 @@ def log_heads(
     return _log(pair, run, "train head", f"the heads are in {out}")
 
 
-def _head_run(head: Finished[HeadCard]) -> LoggedRun:
+def _head_run(head: FinishedHead) -> LoggedRun:
     """A head's settings, its curves by epoch, and the metrics of the epoch that was kept."""
     card = head.card
     curves: dict[str, dict[int, float]] = {}

@@ -16,8 +16,7 @@ from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.servers.process import free_port
-from specdec_core.training.finished import Finished
-from specdec_core.training.heads.training import HeadTraining
+from specdec_core.training.heads.training import FinishedHead, HeadTraining
 from tests.dashboards import browser
 from tests.dashboards.tracking.test_delivery import server
 from tests.dashboards.tracking.test_heads_run import SETTINGS
@@ -43,7 +42,7 @@ def pair(swept, bench_result, bench_prompts, empty_store, tmp_path_factory):
         log(report(bench), [], prompts=(bench.prompts, bench_prompts))
         head = HeadTraining(HeadSpec(), learnable(), SETTINGS).run()
         card = save_head(head.weights, head.card, home / "heads" / "mine")
-        trained = Finished("mine", home / "heads" / "mine", card)
+        trained = FinishedHead("mine", home / "heads" / "mine", card)
         log_heads(result.pair, "small", {}, [trained], home / "heads")
         yield result.pair.name, home
 

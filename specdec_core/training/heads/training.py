@@ -37,6 +37,16 @@ class TrainedHead:
     card: HeadCard
 
 
+@dataclass(frozen=True)
+class FinishedHead:
+    """A head in its folder. The label is its name; in a search over learning rates it has the
+    rate."""
+
+    label: str
+    folder: Path
+    card: HeadCard
+
+
 class HeadTraining:
     """Trains a head and keeps the weights of the epoch with the least loss on the dev prompts (the
     paper's eval). The test prompts are used once, at the end. Deterministic in data, specification

@@ -11,8 +11,7 @@ from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.servers.process import free_port
-from specdec_core.training.finished import Finished
-from specdec_core.training.heads.training import HeadTraining
+from specdec_core.training.heads.training import FinishedHead, HeadTraining
 from tests.registered import runs_in
 from tests.specdec_core.drafting.heads.examples import learnable
 
@@ -26,9 +25,8 @@ def heads(tmp_path_factory):
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
         trained = HeadTraining(spec, learnable(), SETTINGS).run()
         folder = root / f"small-{spec.label}"
-        heads.append(
-            Finished(folder.name, folder, save_head(trained.weights, trained.card, folder))
-        )
+        card = save_head(trained.weights, trained.card, folder)
+        heads.append(FinishedHead(folder.name, folder, card))
     return heads
 
 
