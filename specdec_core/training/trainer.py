@@ -85,7 +85,7 @@ class ModelTrainer(Trainer):
         batches: what an epoch consists of.
         folder: of the checkpoints.
         loop: how the training continues and ends.
-        optimizer: unset, AdamW by `settings`.
+        optimizer: of the model's parameters, with the peak of the learning rate.
         settings: further arguments of `TrainingArguments`.
     """
 
@@ -96,7 +96,7 @@ class ModelTrainer(Trainer):
         batches: Batches,
         folder: Path,
         loop: Loop,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer,
         **settings: Any,
     ) -> None:
         self.loop, self.count, self.seconds = loop, 0, 0.0
@@ -104,7 +104,6 @@ class ModelTrainer(Trainer):
         arguments = {
             "output_dir": str(folder),
             "per_device_train_batch_size": 1,
-            "adam_beta2": 0.95,
             "logging_strategy": "no",
             "logging_nan_inf_filter": False,  # it waits for the device at each step
             "save_strategy": "steps",
@@ -169,10 +168,6 @@ class ModelTrainer(Trainer):
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self.loop.rate(self.share)
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """All parameters decay, also norms and biases."""
-        return [name for name, _ in model.named_parameters()]
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.loop.judge is not None

@@ -146,12 +146,6 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             bf16=self.type == torch.bfloat16,
         )
 
-    @torch.no_grad()
-    def evaluate(self) -> E:
-        """:meth:`judge` on the held-out answers."""
-        with torch.autocast(self.device.type, self.type, enabled=self.type != torch.float32):
-            return self.judge(self._batches(self.held_out))
-
     def _judged(self) -> tuple[float, dict[str, Any]]:
         found = self.judge(self._batches(self.held_out))
         return found.score, found.model_dump(mode="json")

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.find import finish
 from specdec_core.training.recorded.features import RecordedAnswers, RecordedTexts, record_features
+from specdec_core.training.recorded.training import RecordedTraining
 from tests.specdec_core.recordings import recorded as recordings
 
 LAYERS = (0, 1, 2)
@@ -53,6 +56,14 @@ def unpacked(pair: Pair) -> Pair:
     """The pair's target with its weights as they are."""
     runner = pair.spec.runner.model_copy(update={"pack": False})
     return load_pair(pair.spec.model_copy(update={"runner": runner, "drafts": {}}))
+
+
+@torch.no_grad()
+def evaluated(training: RecordedTraining[Any, Any, Any]) -> Any:
+    """The evaluation of the present model on the held-out answers."""
+    narrow = training.type != torch.float32
+    with torch.autocast(training.device.type, training.type, enabled=narrow):
+        return training.judge(training._batches(training.held_out))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from specdec_core.training.recorded.features import RecordedAnswers, RecordedTex
 from specdec_core.training.recorded.gather import gather_features
 from specdec_core.training.recorded.training import rate
 from specdec_core.training.trainer import LoopReport
-from tests.specdec_core.training.conftest import LAYERS, recorded_answers, unpacked
+from tests.specdec_core.training.conftest import LAYERS, evaluated, recorded_answers, unpacked
 
 SETTINGS = EagleTrainingSettings(
     draft_vocab_size=200, steps=3, learning_rate=3e-3, batch_tokens=200, epochs=6, evaluations=3
@@ -27,11 +27,11 @@ def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatc
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr("specdec_core.training.trainer.time", clock)
     training = EagleTraining(recorded.texts, SETTINGS)
-    before = training.evaluate().acceptance
+    before = evaluated(training).acceptance
     heard: list[tuple[LoopReport, str]] = []
     training.run(tmp_path, lambda *standing: heard.append(standing))
     after = max(training.curve, key=lambda e: e.acceptance.length).acceptance
-    assert training.evaluate().acceptance == after  # the best weights
+    assert evaluated(training).acceptance == after  # the best weights
     assert len(after.greedy) == len(after.sampled) == SETTINGS.steps
     assert after.length > before.length + 0.5
     assert after.kinds["temperature 1"][1] > before.kinds["temperature 1"][1] + 0.15
@@ -129,7 +129,7 @@ def test_a_training_is_judged_on_answers_at_its_temperatures_alone(recorded):
     training = Sampled(recorded.texts, SETTINGS)
     assert temperatures(training.held_out) == {1.0}
     assert temperatures(training.trained_on) == {0.0, 1.0}
-    assert training.evaluate().acceptance.kinds.keys() == {"temperature 1"}
+    assert evaluated(training).acceptance.kinds.keys() == {"temperature 1"}
 
 
 def test_the_rate_rises_and_falls_to_nothing():

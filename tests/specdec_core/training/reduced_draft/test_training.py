@@ -15,6 +15,7 @@ from specdec_core.training.recorded.finished import CARD, load_card
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import copied_draft
 from specdec_core.training.reduced_draft.training import DraftTraining, DraftTrainingCard
+from tests.specdec_core.training.conftest import evaluated
 
 SETTINGS = DraftTrainingSettings(
     draft_vocab_size=200,
@@ -46,7 +47,7 @@ def test_a_draft_learns_what_its_target_will_write(
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr("specdec_core.training.trainer.time", clock)
     training = DraftTraining(recorded.texts, settings)
-    before = training.evaluate()
+    before = evaluated(training)
     training.run(tmp_path / "checkpoints")
     best = max(training.curve, key=lambda evaluation: evaluation.score)
     more = 0.03 if settings.copied_layers else 0.1  # which knows something when it begins
@@ -91,12 +92,12 @@ def measured(pair, texts, numbers):
 def test_a_draft_of_all_layers_begins_as_its_target(recorded):
     settings = COPY.model_copy(update={"copied_layers": (0, 1), "draft_vocab_size": 10**6})
     training = DraftTraining(recorded.texts, settings)
-    assert training.evaluate().overlap > 0.98  # in bfloat16
+    assert evaluated(training).overlap > 0.98  # in bfloat16
     trained = {name for name, p in training.model.named_parameters() if p.requires_grad}
     assert {name.split(".")[1] for name in trained} == {"layers", "norm"}
     mixed = COPY.model_copy(update={"copied_layers": (1, 0), "draft_vocab_size": 10**6})
     other = DraftTraining(recorded.texts, mixed)
-    assert other.evaluate().overlap < 0.9
+    assert evaluated(other).overlap < 0.9
 
 
 @pytest.mark.parametrize(
