@@ -239,13 +239,14 @@ class Fleet(Generic[S]):
         """Another engine beside that of each replica that works. Raises :class:`UserError` where
         one cannot be loaded; then none remains."""
         replicas = [each for each in self.replicas if each.side("champion")] or self.replicas
-        # A task that is cancelled ends the engine that it has loaded.
+        # A task that is cancelled ends the engine that it loads.
         loading = [asyncio.create_task(each.served.beside(deployment)) for each in replicas]
         try:
             found = await asyncio.gather(*loading, return_exceptions=True)
         except asyncio.CancelledError:
-            for task in loading:
-                task.cancel()
+            # By now every task is done. One that was done before keeps its engine.
+            ended = [task for task in loading if not (task.cancelled() or task.exception())]
+            await asyncio.gather(*(task.result().finish() for task in ended))
             raise
         loaded = [each for each in found if not isinstance(each, BaseException)]
         if len(loaded) == len(replicas):

@@ -362,6 +362,33 @@ async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair,
         assert served == {fleet.deployment.configuration} == {LOOKUP}
 
 
+async def test_a_deployment_that_is_given_up_ends_the_engines_that_are_loaded(
+    tiny_pair, monkeypatch
+):
+    fleet, loaded, load = here(tiny_pair, [FOUR, FOUR]), [], ServedEngine.beside
+
+    async def beside(served, deployment):
+        if served is fleet.replicas[1].served:
+            await asyncio.Event().wait()
+        loaded.append(await load(served, deployment))
+        return loaded[-1]
+
+    monkeypatch.setattr(ServedEngine, "beside", beside)
+
+    async with fleet:
+        before = [replica.served for replica in fleet.replicas]
+        wanted = fleet.deployment.model_copy(update={"configuration": LOOKUP})
+        deploying = asyncio.create_task(fleet.deploy(wanted))
+        while not loaded:
+            await asyncio.sleep(0.001)
+        deploying.cancel()
+        await asyncio.wait([deploying])
+        assert deploying.cancelled()
+        [other] = loaded
+        assert not other.loop.engine.alive
+        assert [replica.served for replica in fleet.replicas] == before
+
+
 def trying(fleet, pair):
     """The challenger LOOKUP gets half of the traffic."""
     for replica in fleet.replicas:

@@ -10,6 +10,7 @@ WAITS = {"acquire", "communicate", "get", "join", "recv", "result", "wait"}
 BOUNDED = {
     ("stream.py", "self._submission.chunks.get"): "the engine's limit for a step",
     ("answer.py", "task.result"): "it is done",
+    ("fleet.py", "task.result"): "it is done",
     ("engine_main.py", "link.recv"): "it ends with its server",
     ("engine_main.py", "self._link.recv"): "it ends with its server",
     ("engine_process.py", "self._link.recv"): "the link's patience",
