@@ -21,7 +21,6 @@ from cluster.serving.http.pages import Page
 from cluster.serving.http.service import Service
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, ServedEngine
 from dashboards.pages import PLAYGROUND
-from specdec_core.base.wire import LinkLost
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
@@ -41,7 +40,7 @@ class EngineThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with suppress(EOFError, LinkLost):
+        with suppress(Exception):  # the other end is told of it
             decode(connected(*self._address), self._load)
 
     def poll(self) -> int | None:

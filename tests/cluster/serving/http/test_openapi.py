@@ -224,6 +224,7 @@ def test_what_is_answered_is_documented(api, method, path, content, status):
     assert api.ask(method, path, content=content).status_code == status
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_is_answered_when_the_engine_has_failed_is_documented(start, monkeypatch):
     api = start()
 
