@@ -171,12 +171,14 @@ def _try_out(server: RunningServer, deployment: Deployment, share: float) -> Non
         server.deploy(deployment, share)
     try:
         with console.status("") as status:
-            while (state := server.health()["canary"])["state"] == "running":
+            while (state := server.health().get("canary")) and state["state"] == "running":
                 status.update(f"{state['label']}: {share:.0%} of the traffic, {_found(state)}")
                 time.sleep(_LOOK)
     except KeyboardInterrupt:
         console.print("left; the canary continues on the server, and /health shows its state")
         return
+    if state is None:
+        raise UserError(f"{server.url}: the server was started again, and has no canary any more")
     console.print(f"[bold]{state['state']}[/bold]: {state['reason']} ({_found(state)})")
     if state["state"] == "promoted" and deployment.version is not None:
         appoint(_model(server), deployment.version, CHAMPION)

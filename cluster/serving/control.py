@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,17 @@ class RunningServer(Value):
 
     def health(self) -> dict[str, Any]:
         """Its `/health`."""
-        return dict(self._answer("GET", "/health").json())
+        return parse(dict[str, Any], self._content("GET", "/health"), self.url)
 
     def _post(self, path: str, body: str) -> Deployment:
-        answer = self._answer("POST", path, body)
-        return parse(Deployment, answer.json(), self.url)
+        return parse(Deployment, self._content("POST", path, body), self.url)
+
+    def _content(self, method: str, path: str, body: str = "") -> Any:
+        answer = self._answer(method, path, body)
+        try:
+            return answer.json()
+        except ValueError:
+            raise UserError(f"{self.url}: another program answers there, without JSON") from None
 
     def _answer(
         self, method: str, path: str, body: str = "", timeout: float = _TIMEOUT
@@ -90,7 +96,7 @@ class RunningServer(Value):
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise UserError(f"{self.url}: no server answers there ({error})") from None
-        if answer.is_error:
+        if not answer.is_success:  # or a redirection
             kind = Refusal if answer.is_client_error else UserError
             reason = refusal(answer.text) or f"status {answer.status_code}"
             raise kind(f"{self.url}: {reason}")
@@ -137,7 +143,7 @@ def new_operation(port: int) -> Operation:
 def find_server(url: str | None = None) -> RunningServer:
     """The server of this workspace at `url`, or its only server; otherwise a server at `url` with
     the token in the environment. Raises :class:`UserError`."""
-    found = [parse_json(RunningServer, f.read_bytes(), str(f)) for f in _files()]
+    found = list(_servers())
     if url is not None:
         wanted = _from_here(url.rstrip("/"))
         token = os.environ.get(TOKEN)
@@ -156,8 +162,11 @@ def find_server(url: str | None = None) -> RunningServer:
 
 
 def _from_here(url: str) -> str:
-    """The address of a server at `url` for clients on this machine."""
-    address = httpx.URL(url)
+    """The address of a server at `url` for clients on this machine. Raises :class:`UserError`."""
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UserError(f"{url}: no URL of a server: {error}") from None
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host)  # of every address, one
     return url if here is None else str(address.copy_with(host=here))
 
@@ -166,5 +175,7 @@ def _folder() -> Path:
     return workspace() / "servers"
 
 
-def _files() -> list[Path]:
-    return sorted(_folder().glob("*.json"))
+def _servers() -> Iterator[RunningServer]:
+    for file in sorted(_folder().glob("*.json")):
+        with suppress(FileNotFoundError):  # the server has just stopped
+            yield parse_json(RunningServer, file.read_bytes(), str(file))

@@ -31,11 +31,7 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
         given, missing = ("--tls-key", "--tls-cert") if key else ("--tls-cert", "--tls-key")
         raise UserError(f"{given} needs {missing}, too: a certificate and its private key")
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(f"{option} {path}: cannot be read: {reason}") from None
+        _read(path, f"{option} {path}")
     try:
         # Without a password OpenSSL would ask for one at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
@@ -50,10 +46,18 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
     return Tls(certificate.resolve(), key.resolve())
 
 
+def _read(file: Path, name: str) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{name}: cannot be read: {reason}") from None
+
+
 def own_certificate(file: Path) -> str:
     """The server's own certificate as PEM. It comes first in `file`; those after it vouch for it,
     and for other servers. Raises :class:`UserError` where there is none."""
-    text = file.read_text(errors="replace")
+    text = _read(file, str(file))
     found = re.search("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", text, re.DOTALL)
     if found is None:
         raise UserError(f"{file}: expected a certificate, as PEM")

@@ -235,6 +235,20 @@ def test_a_champion_is_given_up_only_where_the_server_refuses_it(
     assert server.asked == asked
 
 
+def test_a_canary_whose_server_is_started_again_is_one_line(tiny_pair, monkeypatch):
+    service = service_of(Engine(tiny_pair, CHAIN), operation=OPERATION)
+
+    def sleep(_):
+        service.fleet.canary = None  # as in a server that Ray Serve has started again
+
+    monkeypatch.setattr(deploy, "time", SimpleNamespace(sleep=sleep))
+    wanted = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
+    with running(server_of(service)) as url:
+        server = RunningServer(url=url, token=OPERATION.token)
+        with pytest.raises(UserError, match="was started again, and has no canary"):
+            deploy._try_out(server, wanted, 0.5)
+
+
 def test_what_is_deployed_says_of_which_weights_it_is_and_its_certificate_but_no_folder(
     home, tiny_spec
 ):

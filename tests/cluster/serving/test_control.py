@@ -2,7 +2,9 @@
 
 import httpx
 import pytest
+from starlette.responses import HTMLResponse, RedirectResponse
 
+from cluster.serving import control
 from cluster.serving.control import Refusal, announced, find_server, url_of
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.fleet import Fleet
@@ -15,7 +17,7 @@ from specdec_core.engine import Engine
 from specdec_core.servers.process import running
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import LOOKUP
-from tests.local_server import server_of, service_of
+from tests.local_server import LocalServer, server_of, service_of
 
 TOKEN = "a secret"
 OPERATION = Operation(TOKEN)
@@ -45,6 +47,10 @@ def test_a_running_server_is_found_by_its_user_alone(bare_home, tiny_spec):
             with pytest.raises(UserError, match="several servers"):
                 find_server()
             assert find_server("http://127.0.0.1:8124/").url.endswith("8124")
+            # A server that stops may have removed its file since the folder was read.
+            (bare_home / "servers" / "8125.json").symlink_to("removed")
+            assert find_server("http://127.0.0.1:8124").url.endswith("8124")
+            (bare_home / "servers" / "8125.json").unlink()
     assert not list((bare_home / "servers").iterdir())
 
 
@@ -57,6 +63,28 @@ def test_a_server_is_found_at_any_address(bare_home, tiny_spec, host, here):
     with announced(url, tiny_spec, OPERATION):
         assert find_server(url).url == f"http://{here}:8123"
     assert url_of("::1", 8123, encrypted=True) == "https://[::1]:8123"
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://here:port"])
+def test_what_is_no_url_is_one_line(bare_home, url):
+    with pytest.raises(UserError, match="no URL of a server"):
+        find_server(url)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (HTMLResponse("<p>hello"), "another program answers there"),
+        (RedirectResponse("/login"), "status 307"),
+    ],
+)
+def test_what_another_program_answers_is_one_line(bare_home, monkeypatch, answer, said):
+    monkeypatch.setenv(control.TOKEN, TOKEN)
+    with running(LocalServer(lambda: answer)) as url:
+        server = find_server(url)
+        for order in (server.health, server.roll_back):
+            with pytest.raises(UserError, match=said):
+                order()
 
 
 def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(bare_home, url, tiny_spec):

@@ -86,6 +86,8 @@ def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_f
         assert _shake_hands(context, server) == accepted
     with pytest.raises(UserError, match=r"key\.pem: expected a certificate"):
         trusting(ours.key)
+    with pytest.raises(UserError, match=r"moved\.pem: cannot be read: no such file"):
+        trusting(tmp_path / "moved.pem")
 
 
 def _shake_hands(client, server):
