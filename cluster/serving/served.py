@@ -234,8 +234,9 @@ class ServedEngine(Served):
         try:
             save_state(state, path)
         except OSError as error:
-            logger.warning("%s: what was learned is not saved: %s", path, error.strerror)
-        self._kept = state
+            logger.warning("what was learned is not saved: %s", error)
+        else:
+            self._kept = state
 
     async def beside(self, deployment: Deployment) -> ServedEngine:
         engine = self.loop.engine

@@ -79,6 +79,25 @@ async def test_it_is_kept_now_and_then_also_after_a_failure(tiny_pair, tmp_path,
             await asyncio.sleep(0.01)
 
 
+async def test_what_a_full_disk_does_not_take_is_saved_once_there_is_room(
+    tiny_pair, small_disk, caplog
+):
+    path = small_disk.folder / "state.json"
+    many = Configuration(drafter=BanditSettings(rule="exp3", arms=[*range(1, 17)]))
+    service = service_of(Engine(tiny_pair, many), learned=path)
+
+    async with service.fleet:
+        async for _ in await service.submit([Request("r", (5, 6, 7), 40, ignore_eos=True)]):
+            pass
+        small_disk.fill()
+        await service.fleet.keep_learned()
+        assert f"not saved: {path}: cannot be written, {small_disk.reason}" in caplog.text
+        assert not path.exists()
+        small_disk.make_room()
+        await service.fleet.keep_learned()
+        assert sum(json.loads(path.read_text())["rounds"]) > 0
+
+
 @pytest.mark.parametrize(
     "configuration",
     [
