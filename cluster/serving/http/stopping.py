@@ -55,7 +55,7 @@ class Admission:
             await send(message)
 
         try:
-            async with asyncio.timeout(None) as limit:
+            async with asyncio.timeout_at(self.stopping.until) as limit:
                 self.stopping.running.add(limit)
                 try:
                     await self.app(scope, receive, sending)

@@ -74,19 +74,25 @@ async def test_answers_under_way_end_whole(host):
     assert await stopped(0.05, 5, host) == [str(number) for number in range(PARTS)]
 
 
-async def test_a_request_whose_answer_has_not_begun_is_refused_at_the_end():
+async def test_requests_whose_answers_have_not_begun_are_refused_at_the_end():
+    """Also one that begins while the server stops."""
     listener, stopping = Listener("127.0.0.1", free_port()), Stopping()
     url = f"{url_of(listener.host, listener.port)}/late"
     async with (
+        asyncio.timeout(20),
         listener.serving(Admission(app(1), stopping)),
-        httpx.AsyncClient(trust_env=False) as http,
+        httpx.AsyncClient(trust_env=False, timeout=20) as http,
     ):
         asked = asyncio.create_task(http.get(url))
         while not stopping.running:
             await asyncio.sleep(0.01)
-        await stopping.within(0.1)
-        refused = await asked
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stops")
+        ending = asyncio.create_task(stopping.within(0.5))
+        while stopping.until is None:
+            await asyncio.sleep(0.01)
+        answers = await asyncio.gather(asked, http.get(url))
+        await ending
+    for refused in answers:
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stops")
 
 
 async def test_an_answer_that_takes_too_long_is_broken_off():
