@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -177,7 +178,8 @@ class EngineProcess:
         if request_id in self._unfinished:
             self._unfinished.discard(request_id)
             if self.alive:
-                self._send(("cancel", request_id))
+                with suppress(RuntimeError):  # it has just ended
+                    self._send(("cancel", request_id))
 
     def step(self) -> list[Chunk]:
         """See :meth:`Engine.step`; waits for the next one. Raises what the engine raised."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,20 @@ async def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_on
         assert loop.cancelled == 1
         await generations(loop.submit([request(engine, "next", tokens=1)]))
         assert (loop.cancelled, engine.idle) == (1, True)
+
+
+async def test_a_client_that_leaves_as_its_engine_ends_gives_up_every_choice(engine, monkeypatch):
+    """Of an engine on another node, the connection ends before the process is known to have."""
+    process, dropped = threaded(engine), []
+    monkeypatch.setattr(process._process, "poll", lambda: None)
+
+    async with EngineLoop(process) as loop:
+        loop.observer.dropped = dropped.append
+        submission = loop.submit([request(engine, f"choice {i}", tokens=200) for i in range(2)])
+        await submission.chunks.get()
+        process._link._wire._socket.shutdown(socket.SHUT_RDWR)
+        submission.close()
+        assert (dropped, loop.cancelled) == (["choice 0", "choice 1"], 1)
 
 
 async def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is_room(
