@@ -84,6 +84,8 @@ class EngineFleet(Fleet[ServedEngine]):
     ) -> tuple[ServedEngine, Submission]:
         """Hand requests that an engine has begun to another one. Raises :class:`EngineFailed`."""
         self.resumed += len(requests)
+        for request in requests:  # its time is that of two engines
+            self._ended(request.id, None)
         return await self._hand(requests, "champion", begun=True)
 
     async def _hand(

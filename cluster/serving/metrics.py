@@ -157,7 +157,10 @@ class Metrics(Collector, LoopObserver):
             if chunk.finished:
                 whole = now - answer.began
                 self._whole.observe(whole)
-                self._queued.observe(max(whole - chunk.finished.seconds, 0.0))
+                assert answer.first is not None  # also an end adds
+                # Of a request that another engine resumed, `seconds` are that engine's alone.
+                queued = min(whole - chunk.finished.seconds, answer.first - answer.began)
+                self._queued.observe(max(queued, 0.0))
                 self._each.observe(answer.each)
                 self._asked += answer.prompt
                 self._cached += chunk.finished.cached_tokens

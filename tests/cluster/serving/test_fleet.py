@@ -425,6 +425,20 @@ async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(t
         assert (fleet.switches, fleet.restarts) == (1, 0)
 
 
+async def test_an_answer_that_another_engine_resumes_does_not_count_in_a_canary(
+    tiny_pair, expected
+):
+    async with here(tiny_pair) as fleet:
+        canary, [request] = trying(fleet, tiny_pair), requests(tiny_pair, "moved")[:1]
+        stream = await fleet.submit([request])
+        assert [stream.served] == canary.sides["challenger"]
+        answering = asyncio.create_task(text(stream))
+        await sent([stream], 20)
+        stream.served.loop._fail("killed")
+        assert await answering == expected[0]
+        assert (fleet.resumed, canary._turn.counted, canary._clean) == (1, 0, {})
+
+
 async def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(tiny_pair):
     async with here(tiny_pair) as fleet:
         canary, champion = trying(fleet, tiny_pair), fleet.replicas[0].served

@@ -149,12 +149,14 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(engine, mon
         return value(found, f"vllm:{name}_seconds_count"), value(found, f"vllm:{name}_seconds_sum")
 
     metrics.submitted(Request("whole", (1,), 9))
-    done = Generation("whole", 1, [1] * 6, "", [], [step], "length")
+    done = Generation("whole", 1, [1] * 6, "", [], [step], "length", seconds=0.25)
     for now, tokens, finished in ((1.0, 1, None), (1.5, 3, None), (2.0, 2, done)):  # noqa: B007
         chunk = Chunk("whole", "", [1] * tokens, [TokenOrigin.BONUS] * tokens, step, finished)
         metrics.stepped(FOUR, [chunk])
     assert counted("inter_token_latency") == (2, 0.5 + 0.5)
     assert counted("request_time_per_output_token") == (1, 1.0 / 5)
+    # Another engine resumed it, and had it for `seconds`: it has not waited after its first token.
+    assert counted("request_queue_time") == (1, 1.0)
 
 
 def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair):
