@@ -353,7 +353,7 @@ class Engine:
                 request.shown,
             )
             active = ActiveRequest.begin(request, state, decoder, start)
-            active.cached = self.target.lengths[slot]
+            active.cached = min(self.target.lengths[slot], len(request.tokens))
             self._active[slot] = active
             self.prefixes.holds(slot, state.tokens)
             states.append(state)

@@ -240,6 +240,15 @@ def test_a_fixed_text_goes_on_as_it_would_have(tiny_pair, rule, rounds):
     assert "".join(chunk.text for chunk in chunks) == whole.text
 
 
+def test_no_more_of_a_resumed_request_is_cached_than_its_prompt(tiny_pair):
+    request = Request("r", SHORT, NEW, ignore_eos=True)
+    engine = Engine(tiny_pair, CHAIN, limits=Limits(2, share_prefixes=True))
+    first = begun(engine, request, 4)
+    [found] = engine.generate([behind(request, first)])
+    assert found.cached_tokens == found.prompt_tokens == len(SHORT)
+    assert engine.prefixes.tokens > len(SHORT)
+
+
 def test_a_stop_string_over_the_border_ends_the_text(tiny_pair):
     request = Request("r", tuple(range(5, 40)), 24, ignore_eos=True)
     chunks = list(Engine(tiny_pair, CHAIN).stream(request))
