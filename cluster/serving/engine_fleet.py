@@ -54,8 +54,9 @@ class EngineFleet(Fleet[ServedEngine]):
 
     def end(self) -> None:
         """Save what was learned, and end the engines' processes."""
+        learner = self._learner
         with suppress(RuntimeError):  # its process has ended
-            self._learner.keep_learned()
+            learner.save(learner.state())
         super().end()
 
     @property
@@ -180,8 +181,7 @@ class EngineFleet(Fleet[ServedEngine]):
     async def keep_learned(self) -> None:
         """Save what the bandits have learned, so that little is lost however the server ends. One
         replica's state is enough, as they share what they learn."""
-        served = self._learner
-        await served.loop.between_steps(served.keep_learned)
+        await self._learner.keep_learned()
 
     @property
     def _learner(self) -> ServedEngine:

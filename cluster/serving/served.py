@@ -219,16 +219,18 @@ class ServedEngine(Served):
         return self.loop.cancelled
 
     def state(self) -> dict[str, Any] | None:
-        """The drafter's state that lasts over requests."""
+        """The drafter's state that lasts over requests; None where there is none, or the engine has
+        failed."""
         learned = self.loop.engine.learned
-        return None if learned is None else learned.state()
+        return None if learned is None or self.loop.failure else learned.state()
 
-    def keep_learned(self) -> None:
-        """Save what the drafter has learned since it was saved last."""
+    async def keep_learned(self) -> None:
+        """Save what the drafter has learned since it was saved last. No step waits for the disk."""
+        await asyncio.to_thread(self.save, await self.loop.between_steps(self.state))
+
+    def save(self, state: dict[str, Any] | None) -> None:
+        """Save a :meth:`state`, unless the file has it."""
         path = self.deployment.learned
-        if self.loop.failure:
-            return
-        state = self.state()
         if state is None or path is None or state == self._kept:
             return
         try:
@@ -277,7 +279,7 @@ class ServedEngine(Served):
 
     async def finish(self) -> None:
         with suppress(RuntimeError):  # its process has ended
-            await self.loop.between_steps(self.keep_learned)
+            await self.keep_learned()
         await super().finish()
 
     async def close(self) -> None:
