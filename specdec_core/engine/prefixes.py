@@ -16,10 +16,9 @@ _LEAST = 16  # tokens of a hit; fewer are computed as fast
 
 @dataclass(slots=True)
 class CachedPrefixes:
-    """The sequences of `slots` slots, as far as the caches hold them. `hits` counts the prompts
-    with a prefix-cache hit, `tokens` the tokens that these did not prefill."""
+    """The sequences of all slots, as far as the caches hold them. `hits` counts the prompts with a
+    prefix-cache hit, `tokens` the tokens that these did not prefill."""
 
-    slots: int
     hits: int = 0
     tokens: int = 0
     _texts: dict[int, Sequence[int]] = field(default_factory=dict)  # by slot

@@ -134,11 +134,6 @@ class Scheduler:
         return not self.running and not self.waiting
 
     @property
-    def full(self) -> bool:
-        """Whether no slot is free."""
-        return not self._free
-
-    @property
     def blocks(self) -> int:
         """Blocks of the cache that are reserved."""
         return sum(request.blocks for request in self.running.values())

@@ -39,7 +39,7 @@ class Replica:
         answers = costs.answers
         shares = limits.share_prefixes and answers.texts is not None
         self.scheduler = Scheduler(limits, self._place if shares else None)
-        self.prefixes = CachedPrefixes(limits.slots)
+        self.prefixes = CachedPrefixes()
         self.requests = 0  # unfinished
         self.steps = 0
         self.busy_seconds = 0.0
