@@ -80,9 +80,7 @@ class EngineFleet(Fleet[ServedEngine]):
             raise
         return Stream(requests, served, submission, self._resume, self._ended)
 
-    async def _resume(
-        self, failed: ServedEngine, requests: Sequence[Request]
-    ) -> tuple[ServedEngine, Submission]:
+    async def _resume(self, requests: Sequence[Request]) -> tuple[ServedEngine, Submission]:
         """Hand requests that an engine has begun to another one. Raises :class:`EngineFailed`."""
         self.resumed += len(requests)
         for request in requests:  # its time is that of two engines

@@ -122,7 +122,7 @@ class EngineProcess:
     ) -> None:
         self.configuration, self.slots, self.host = configuration, limits.slots, host
         self.limits = limits.verifying(configuration.candidates)
-        self._given = spec, tuple(cores), patience
+        self._given = tuple(cores), patience
         self._stepped: deque[EngineStepped] = deque()  # received while an answer was awaited
         self._unfinished: set[str] = set()
         self._link = self._connected(patience)
@@ -138,14 +138,10 @@ class EngineProcess:
         keeps = drafter is not None and drafter.keeps_state
         self.learned = RemoteMemory(self) if keeps else None
 
-    def another(
-        self, spec: PairSpec | None = None, configuration: Configuration | None = None
-    ) -> EngineProcess:
-        """A process like this one on the same host, for another pair or configuration where given.
-        Raises :class:`UserError` where they cannot be used."""
-        own, cores, patience = self._given
-        configuration = configuration or self.configuration
-        return EngineProcess(spec or own, configuration, self.limits, cores, patience, self.host)
+    def another(self, spec: PairSpec, configuration: Configuration) -> EngineProcess:
+        """A process like this one on the same host, for another pair or configuration. Raises
+        :class:`UserError` where they cannot be used."""
+        return EngineProcess(spec, configuration, self.limits, *self._given, self.host)
 
     @property
     def alive(self) -> bool:

@@ -10,6 +10,7 @@ request waits for about half of an answer's time at most, and smaller difference
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -77,11 +78,5 @@ def _blocks(tokens: Sequence[int]) -> Iterator[int]:
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """The number of blocks that two sequences have in common at their beginning. As a hash stands
     for all blocks before it, the last common one is found by bisection."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[middle - 1] == second[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    blocks = range(min(len(first), len(second)))
+    return bisect_left(blocks, True, key=lambda block: first[block] != second[block])

@@ -15,7 +15,7 @@ from specdec_core.tokens.token_tree import TokenOrigin
 
 ATTEMPTS = 2  # engines that may fail one after the other without a new token
 
-Resume = Callable[[ServedEngine, Sequence[Request]], Awaitable[tuple[ServedEngine, Submission]]]
+Resume = Callable[[Sequence[Request]], Awaitable[tuple[ServedEngine, Submission]]]
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Stream:
                 break
             try:
                 rest = [answer.rest() for answer in self._unfinished.values()]
-                self.served, self._submission = await self._resume(self.served, rest)
+                self.served, self._submission = await self._resume(rest)
                 found = await self._submission.chunks.get()
             except EngineFailed as failed:
                 found = failed
