@@ -55,6 +55,11 @@ class DraftRunners:
             else:
                 runner.fork(source, [slot], [held])
 
+    def cut(self, slot: int, length: int) -> None:
+        """Truncate a slot's rows to `length` tokens."""
+        for runner in self._runners.values():
+            runner.truncate(slot, min(length, runner.lengths[slot]))
+
     def read(self, texts: Mapping[int, Sequence[int]], until: Mapping[int, int]) -> None:
         """Prefill each slot's rows up to the first `until[slot]` tokens of its sequence, which the
         target has prefilled. Lazy runners, and runners that a sequence is too long for, are left

@@ -518,7 +518,7 @@ class Engine:
             additions.append(addition)
             if reason is not None:
                 # Draft models may hold candidates that were rejected.
-                self.drafts.begin(state.slot, state.slot, len(state.tokens) - size)
+                self.drafts.cut(state.slot, len(state.tokens) - size)
                 self._leave(request)
                 continue
             self.scheduler.grew(request.request.id, len(state.tokens))
@@ -538,12 +538,12 @@ class Engine:
         request.plain = len(tree) > tree.begun
         if request.plain:
             self.target.truncate(state.slot, len(state.tokens) - (not tree.begun))
-            self.drafts.begin(state.slot, state.slot, len(state.tokens) - 1)
+            self.drafts.cut(state.slot, len(state.tokens) - 1)
             if self.drafter is not None:
                 self.drafter.missed(state)
             return Addition(tree, [], [], [], "", None)
         self.target.truncate(state.slot, 0)
-        self.drafts.begin(state.slot, state.slot, 0)
+        self.drafts.cut(state.slot, 0)
         self._leave(request)
         return Addition(tree, [], [], [], "", "error")
 
