@@ -212,9 +212,11 @@ class Shard:
         return self.runners[number].mixes
 
     def prefill(self, number: int, batches: Sequence[Batch]) -> None:
-        """Forwards of `batches`, one after the other."""
+        """Forwards of `batches`, one after the other, until the device has computed them."""
         for batch in batches:
             self.runners[number].forward(batch)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def forward(
         self, number: int, batches: Sequence[Batch], logits: bool

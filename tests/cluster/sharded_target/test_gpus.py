@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cluster.placement import Placement
+from cluster.sharded_target.shard import Shard
 from cluster.sharded_target.sharded_pair import sharded_pair
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
@@ -27,3 +28,14 @@ def test_a_target_over_gpus_decodes_as_on_one(split, compiled, tiny_spec, ray_ru
             for pair in (load_pair(spec), sharded)
         ]
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_prefill_ends_when_the_gpu_has_computed_it():
+    shard = object.__new__(Shard)
+    shard.device, shard.runners = torch.device("cuda", 0), {}
+    stream = torch.cuda.current_stream()
+    torch.cuda._sleep(500_000_000)  # cycles
+    assert not stream.query()
+    shard.prefill(0, [])
+    assert stream.query()

@@ -21,7 +21,7 @@ from specdec_core.drafting.pearl.asynchronous_draft import serve
 from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.models.runner import Batch, CacheLost
+from specdec_core.models.runner import Batch, CacheLost, time_forward
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.configurations import LOSSY, PEARL, drafting
 from tests.specdec_core.drafting.pearl.in_turns import linked
@@ -246,3 +246,11 @@ def test_logits_are_fetched_where_they_are_looked_at_and_come_along_from_then_on
     runner.forward(Batch([0], [[6]]))
     with pytest.raises(RuntimeError, match="of an earlier forward"):
         _ = earlier.logits
+
+
+@pytest.mark.parametrize("both", ["heads"], indirect=True)
+def test_a_forward_is_timed_without_its_logits(both, monkeypatch):
+    runner = both.sharded.open_runner(None, 2)
+    monkeypatch.setattr(runner, "_fetch_logits", lambda _: pytest.fail("logits are sent"))
+    assert time_forward(runner, 3, 2) > 0
+    assert runner.lengths == [0, 0]
