@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
 
 class RoundClock:
@@ -28,12 +28,12 @@ class RoundClock:
         self.policy = self.waited = 0.0
         self._began = self._drafted = self._fed = self._read = self._verified = perf_counter()
 
-    def chose(self, since: float, logits: Tensor) -> None:
-        """Tokens chosen from `logits` are on the host; the forward returned at `since`. On a device
+    def chose(self, since: float, device: torch.device) -> None:
+        """Tokens chosen on `device` are on the host; the forward returned at `since`. On a device
         that works asynchronously this time was mostly spent waiting for the forward, and counts as
         such."""
         seconds = perf_counter() - since
-        if logits.device.type == "cpu":
+        if device.type == "cpu":
             self.policy += seconds
         else:
             self.waited += seconds

@@ -233,13 +233,12 @@ class LiveChainModel(ChainModel):
             slots,
             at.draw(),
             [len(draft.tree) + 1 for draft in drafts],
-            at.logits,
+            output,
             at.probs,
             output.hidden,
-            source=output if at.probs is None else None,
         )
         signals.fetch(reads)
-        self.clock.chose(returned, at.logits)
+        self.clock.chose(returned, self.runner.device)
         for n, (draft, token, q) in enumerate(
             zip(drafts, signals.tokens, at.carried(), strict=True)
         ):
@@ -275,7 +274,8 @@ class LiveChainModel(ChainModel):
             for draft, count in zip(drafts, counts, strict=True)
             for _ in range(count)
         ]
-        probs = distributions(output.logits, samplings)
+        greedy = all(sampling.greedy for sampling in samplings)
+        probs = None if greedy else distributions(output.logits, samplings)
         split: Sequence[Tensor | None]
         split = [None] * len(drafts) if probs is None else probs.split(counts)
         chosen = iter(output.chosen.tolist())
@@ -285,7 +285,7 @@ class LiveChainModel(ChainModel):
         ]
         signals = _signals(drafts, accepted, output, probs)
         signals.fetch(reads)
-        self.clock.chose(returned, output.logits)
+        self.clock.chose(returned, self.runner.device)
         return signals
 
     def _decide(
@@ -330,7 +330,4 @@ def _signals(
             rows.append((slot, token, position, first + place, tree.draft_forwards))
         first += count
     slots, tokens, positions, places, calls = map(list, zip(*rows, strict=True))
-    source = output if probs is None else None
-    return Signals(
-        slots, tokens, positions, output.logits, probs, output.hidden, places, calls, source=source
-    )
+    return Signals(slots, tokens, positions, output, probs, output.hidden, places, calls)

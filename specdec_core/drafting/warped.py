@@ -36,6 +36,6 @@ def places(states: Sequence[SlotState], positions: Sequence[int], output: Output
         [state.sampling for state in states],
         [state.random for state in states],
         positions,
-        output.logits,
+        lambda: output.logits,
         lambda: output.chosen,
     )

@@ -252,7 +252,9 @@ class _DraftTokens:
     def __call__(self, q: Tensor, positions: Sequence[int]) -> list[int]:
         n = len(positions)
         places = [self.prompt_tokens + position for position in positions]
-        at = Places([self.sampling] * n, [self.stream] * n, places, q, lambda: q.argmax(dim=-1))
+        at = Places(
+            [self.sampling] * n, [self.stream] * n, places, lambda: q, lambda: q.argmax(dim=-1)
+        )
         at.probs = q
         return at.draw().tolist()
 

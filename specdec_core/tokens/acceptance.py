@@ -46,20 +46,27 @@ class Places:
         samplings: (n,) of the position's request.
         streams: (n,) the randomness of that request.
         positions: (n,) in the request's text.
-        logits: (n, vocabulary) the model's.
+        read: gives the model's logits (n, vocabulary); called only where they are needed.
         likely: gives the most likely tokens (n,); called only where decoding is greedy.
     """
 
     samplings: Sequence[Sampling]
     streams: Sequence[RandomStream]
     positions: Sequence[int]
-    logits: Tensor
+    read: Callable[[], Tensor]
     likely: Callable[[], Tensor]
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The model's logits (n, vocabulary)."""
+        return self.read()
 
     @cached_property
     def probs(self) -> Tensor | None:
         """The distributions (n, vocabulary) to draw from, at temperature 1 where decoding is
         greedy; None where it is greedy everywhere."""
+        if all(sampling.greedy for sampling in self.samplings):
+            return None
         return distributions(self.logits, self.samplings)
 
     @property
@@ -122,7 +129,7 @@ class Places:
             [self.samplings[n] for n in rows],
             [self.streams[n] for n in rows],
             [self.positions[n] for n in rows],
-            self.logits[rows],
+            lambda: self.logits[rows],
             lambda: self.likely()[rows],
         )
         part.probs = None if self.probs is None else self.probs[rows]

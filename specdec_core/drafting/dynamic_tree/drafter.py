@@ -68,7 +68,7 @@ class DynamicTreeDrafter(Drafter):
             candidates = self._expand(growth, values, level)
             depth += 1
             wanted = self._choose(growth, values, level, candidates, depth)
-            self.clock.chose(returned, level.at.logits)
+            self.clock.chose(returned, self.context.runner.device)
         trees = []
         for sequence, tree, nodes, cached in zip(
             sequences, growth.trees, values, growth.cached, strict=True

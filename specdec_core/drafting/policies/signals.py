@@ -24,14 +24,15 @@ class Signals:
     `slots` (n,), `tokens` (n,), and `positions` (n,), the candidate's number in its round from 1
     on. `calls` (n,) are the forwards of the draft model that the round took so far, as many as
     candidates where each took one; `free` (n,) tells whether the next candidate takes none, because
-    a guess added it with this one. `logits` (n, vocabulary) and, under sampling, `probs` are what
-    the tokens were drawn from. `hidden` (n, dimension), where a policy needs it, is the input of
-    the draft's output layer: the state of the token before. Everything else is computed when a
-    policy reads it.
+    a guess added it with this one. The tokens were drawn from the logits (n, vocabulary) that are
+    the `source` or, under sampling, from `probs`. `hidden` (n, dimension), where a policy needs it,
+    is the input of the draft's output layer: the state of the token before. Everything else is
+    computed when a policy reads it.
 
     Tokens that are still on the device are a tensor (n,) until they are fetched. With `places`
-    (n,), row i is the row `places[i]` of `logits`, `probs` and `hidden`. Where all tokens are the
-    most likely ones, `source` is the forward's output, which may know their probabilities.
+    (n,), row i is the row `places[i]` of `source`, `probs` and `hidden`. A forward's output may be
+    the `source`: its logits are read when a policy needs them, and without `probs` all tokens are
+    its most likely ones, whose probabilities it may know.
     """
 
     tokens: Sequence[int]
@@ -41,19 +42,17 @@ class Signals:
         slots: Sequence[int],
         tokens: Sequence[int] | Tensor,
         positions: Sequence[int],
-        logits: Tensor,
+        source: Tensor | Output,
         probs: Tensor | None,
         hidden: Tensor | None = None,
         places: list[int] | None = None,
         calls: Sequence[int] | None = None,
         free: Sequence[bool] | None = None,
-        source: Output | None = None,
     ) -> None:
         self.slots, self.positions = slots, positions
         self.calls = positions if calls is None else calls
         self.free = [False] * len(slots) if free is None else free
-        self._states, self._places = (logits, probs, hidden), places
-        self._source = source
+        self._source, self._states, self._places = source, (probs, hidden), places
         self._drawn: Tensor | None = None
         if isinstance(tokens, Tensor):
             self._drawn = tokens
@@ -72,7 +71,7 @@ class Signals:
         names = pick(self.slots), pick(self.tokens), pick(self.positions)
         places = chosen if self._places is None else pick(self._places)
         part = Signals(
-            *names, *self._states, places, pick(self.calls), pick(self.free), self._source
+            *names, self._source, *self._states, places, pick(self.calls), pick(self.free)
         )
         known = {name: pick(self.__dict__[name]) for name in _MEASURED if name in self.__dict__}
         part.__dict__.update(known)
@@ -91,12 +90,12 @@ class Signals:
     def measure(self, name: str) -> Tensor:
         """The values (n,) `top_probability`, `probability` or `entropy`, on the logits' device."""
         if name == "entropy":
-            if self._states[1] is None:
+            if self._states[0] is None:
                 # Three times as fast as entr, which handles zeros that do not occur here.
                 return (self.probs * self._scores.log_softmax(dim=-1)).sum(dim=-1).neg()
             terms: Tensor = torch.special.entr(self.probs)
             return terms.sum(dim=-1)
-        if self._source is not None:
+        if self._states[0] is None and not isinstance(self._source, Tensor):
             return self._rows(self._source.confidence)
         if name == "top_probability":
             return self.probs.amax(dim=-1)
@@ -107,11 +106,12 @@ class Signals:
 
     @cached_property
     def logits(self) -> Tensor:
-        return self._rows(self._states[0])
+        source = self._source
+        return self._rows(source if isinstance(source, Tensor) else source.logits)
 
     @cached_property
     def hidden(self) -> Tensor | None:
-        states = self._states[2]
+        states = self._states[1]
         return None if states is None else self._rows(states)
 
     def _rows(self, states: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Signals:
     @cached_property
     def probs(self) -> Tensor:
         """The draft distribution q (n, vocabulary); at temperature 1 when decoding is greedy."""
-        given = self._states[1]
+        given = self._states[0]
         return self._scores.softmax(dim=-1) if given is None else self._rows(given)
 
     @cached_property

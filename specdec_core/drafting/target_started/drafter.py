@@ -90,7 +90,7 @@ class TargetStarted(TreeDrafter):
         scores = logits()[place : place + 1]
         position = len(state.tokens) + len(verdict.path)
         likely = partial(scores.argmax, dim=-1)
-        at = Places([state.sampling], [state.random], [position], scores, likely)
+        at = Places([state.sampling], [state.random], [position], lambda: scores, likely)
         at.probs = None if reading.probs is None else reading.probs[end + 1 : end + 2]
         return [verdict.token, *rule_of(state.sampling).others(verdict, at, self.width - 1)]
 

@@ -101,7 +101,7 @@ class TreeDrafter(Drafter):
                 open_ended = {i for i in ends if depth < limits[i]}
                 going = self._go_on(self.policy, growth, level, children, depth, open_ended)
                 ends = {i: nodes for i, nodes in ends.items() if i in going}
-            self.clock.chose(returned, level.at.logits)
+            self.clock.chose(returned, self.context.runner.device)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees

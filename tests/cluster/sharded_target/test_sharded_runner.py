@@ -237,6 +237,9 @@ def test_logits_are_fetched_where_they_are_looked_at_and_come_along_from_then_on
         "_fetch_logits",
         lambda runner, *of: fetched.append(runner) or fetch(runner, *of),
     )
+    for fixed in (chain(), {"kind": "cascade", "policy": {"kind": "fixed"}}):
+        Engine(both.sharded, configured(fixed), slots=2).generate(REQUESTS)
+    assert not fetched, "a fixed length looks at none of the draft's"
     Engine(both.sharded, CONFIGURATIONS["chain"], slots=2).generate(REQUESTS)
     assert not of_target(), "greedy decoding looks at none of the target's"
     Engine(both.sharded, CONFIGURATIONS["sampled chain"], slots=2).generate(REQUESTS)

@@ -174,11 +174,11 @@ def test_a_forward_that_says_how_sure_it_is_is_believed(name):
     expected = LOGITS.softmax(dim=-1).amax(dim=-1)
     read = Output([1, 1, 1], LOGITS)
     told = Output([1, 1, 1], LOGITS, confidence=torch.tensor([0.1, 0.2, 0.3]))
-    for source, own in ((None, expected), (read, expected), (told, told.confidence)):
-        signals = Signals([4, 5, 6], tokens, [1, 1, 1], LOGITS, None, source=source)
+    for source, own in ((LOGITS, expected), (read, expected), (told, told.confidence)):
+        signals = Signals([4, 5, 6], tokens, [1, 1, 1], source, None)
         signals.fetch([name])
         assert getattr(signals, name) == pytest.approx(own.tolist())
-        part = Signals([4, 5, 6], tokens, [1, 1, 1], LOGITS, None, source=source).only([2, 0])
+        part = Signals([4, 5, 6], tokens, [1, 1, 1], source, None).only([2, 0])
         assert getattr(part, name) == pytest.approx(own[[2, 0]].tolist())
 
 
