@@ -64,6 +64,10 @@ class ShardedPair(Pair):
     drafting: LazyDraft = field(kw_only=True)
 
     @property
+    def placement(self) -> Placement:
+        return self.drafting.placed.placement
+
+    @property
     def draft(self) -> PlacedDraft:
         """The draft's process, which is started when it is first needed."""
         return self.drafting.started
@@ -81,7 +85,7 @@ class ShardedPair(Pair):
         cache_tokens: int | None = None,
     ) -> ShardedRunner:
         size = self.target.config.get_text_config(decoder=True).vocab_size
-        apart = draft is not None and self.drafting.placed.placement.draft.devices
+        apart = draft is not None and self.placement.draft.devices
         group = self.draft.group if apart else self.group
         # This process has no device.
         return ShardedRunner(group, slots, size, "cpu", cache_tokens, draft, max_length)

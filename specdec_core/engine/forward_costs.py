@@ -1,6 +1,6 @@
 """What a target forward costs in steps of a draft model, measured before the first request.
 
-It is measured once for a pair on a machine, and kept for all processes and workspaces: length
+It is measured once for a pair on its devices, and kept for all processes and workspaces: length
 policies depend on it, so a later process with the same seed gives the same output. For a target in
 another program it is measured in each process.
 """
@@ -75,8 +75,8 @@ class ForwardCosts:
         pair = self._pair
         weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
         runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
-        run_by = type(self._target).__name__  # a target may be split among processes
-        facts = json.dumps([_FORMAT, weights, runner, run_by, machine()], sort_keys=True)
+        placed = pair.placement and pair.placement.model_dump(mode="json")
+        facts = json.dumps([_FORMAT, weights, runner, placed, machine()], sort_keys=True)
         kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
         try:
             with alone(kept):

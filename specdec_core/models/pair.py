@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.config import PairSpec, Placement, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.loading import (
@@ -158,6 +158,11 @@ class Pair:
     def reloaded(self, spec: PairSpec) -> Pair:
         """The same models loaded as `spec` says: this pair, where it is the same."""
         return self if spec == self.spec else load_pair(spec)
+
+    @property
+    def placement(self) -> Placement | None:
+        """The devices of the models; None where they are in this process."""
+        return None
 
     @property
     def losses(self) -> int:

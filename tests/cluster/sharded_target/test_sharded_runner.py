@@ -94,6 +94,11 @@ def assert_as_the_whole(both, runner, prompt, more):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_a_pair_says_where_its_models_are(both):
+    assert both.sharded.placement.target.split == both.split
+    assert both.whole.placement is None
+
+
 def test_each_rank_has_only_its_part(both):
     model = both.whole.target
     whole = sum(p.numel() for p in model.parameters())

@@ -5,12 +5,13 @@ from itertools import cycle
 import pytest
 import torch
 
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration, Placement, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.engine import Engine, Request, forward_costs
 from specdec_core.evidence.bench.result import PARTS_OF_A_ROUND
 from specdec_core.models.eager import EagerRunner
+from specdec_core.models.pair import Pair
 from tests.specdec_core.kinds import chain, configured
 
 CHAIN = chain("confidence_product", threshold=0.3, max_tokens=5)
@@ -134,6 +135,17 @@ def test_it_is_measured_once_for_all_engines_of_a_pair(tiny_pair, monkeypatch, t
     assert set(engine.target.lengths) == {0}
     found = engine.costs.known["draft"]
     assert first.drafter.policy.target_cost == found.candidates <= found.calls
+
+
+def test_it_is_measured_anew_for_every_placement(tiny_pair, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    parts = {"target": {"devices": 2, "split": "layers"}}, {"target": {"devices": 2}}
+    for draft in (0, 1):
+        for value in parts:
+            placed = Placement.model_validate({**value, "draft": {"devices": draft}})
+            monkeypatch.setattr(Pair, "placement", placed)
+            assert Engine(tiny_pair).costs.target_cost() > 0
+    assert len([*tmp_path.rglob("costs/*.json")]) == 4
 
 
 def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
