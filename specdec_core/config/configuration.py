@@ -236,19 +236,15 @@ def _rebuilt(part: Any, change: Callable[[str, Any], Any]) -> Any:
     return part.model_copy(update={n: new for n, new in changes.items() if new is not fields[n]})
 
 
-def _sampling_of_arms(drafter: Any) -> Iterator[Any]:
-    """The sampling of every arm, or range, that is a whole configuration."""
-    if not isinstance(drafter, dict):
-        return
-    ranges = drafter.get("ranges")
-    for arm in [
-        *(drafter.get("arms") or ()),
-        *(ranges.values() if isinstance(ranges, dict) else ()),
-    ]:
-        if isinstance(arm, dict):
-            if "sampling" in arm:
-                yield arm["sampling"]
-            yield from _sampling_of_arms(arm.get("drafter", arm))
+def _sampling_of_arms(part: Any) -> Iterator[Any]:
+    """The sampling of every arm, or range, of a drafter in a file that is a whole configuration."""
+    if isinstance(part, list | tuple):
+        for arm in part:
+            yield from _sampling_of_arms(arm)
+    elif isinstance(part, dict):
+        if "sampling" in part and "kind" not in part:
+            yield part["sampling"]
+        yield from _sampling_of_arms(list(part.values()))
 
 
 AUTOREGRESSIVE = Configuration()

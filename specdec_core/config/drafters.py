@@ -264,10 +264,13 @@ AnyChain = Annotated[ChainSettings, OneOf(DRAFTERS)]
 
 def read_arm(value: Any) -> Any:
     """An arm in a file as the drafter that it stands for: a drafter, a policy (of the first draft
-    model), a whole number K, or a whole configuration."""
+    model), a whole number K, or a whole configuration. Raises :class:`ValueError` for a key that
+    no configuration has."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = {"kind": "fixed", "max_tokens": value}
     if isinstance(value, dict) and "kind" not in value and "drafter" in value:
+        if unknown := [key for key in value if key not in ("drafter", "sampling")]:
+            raise ValueError(f"{unknown[0]}: unknown key of an arm; there are drafter, sampling")
         return value["drafter"]
     if isinstance(value, dict) and value.get("kind") in POLICIES:
         return {"kind": "draft_model", "policy": value}

@@ -21,7 +21,7 @@ class RunnerSettings(Value):
     the faster one, measured, on a CPU.
     """
 
-    device: str = "auto"
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")
     target_dtype: DType = "auto"
     draft_dtype: DType = "auto"
     max_length: int = Field(default=1024, ge=8, description="tokens a slot can hold")

@@ -59,12 +59,18 @@ JOINED = "target_tree begins with the target's tokens"
 WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} for t in (0.7, 0))
 
 
+MISSPELT = {"drafter": SUFFIX, "samplng": {"temperature": 1}}
+
+
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
         (BANDIT | {"arms": [3]}, "at least two arms"),
         (BANDIT | {"arms": [3, 3]}, "at least two arms, each given once"),
         (BANDIT | {"arms": [WARM, COLD]}, "different sampling settings"),
+        (HYBRID | {"otherwise": BANDIT | {"arms": [WARM, COLD]}}, "different sampling settings"),
+        (BANDIT | {"arms": [2, MISSPELT]}, "arms: samplng: unknown key of an arm; there are "),
+        (SCHEDULE | {"ranges": {1: MISSPELT, 3: 2}}, "ranges: samplng: unknown key of an arm"),
         (BANDIT | {"arms": [BEGUN, 2]}, JOINED),
         (BANDIT | {"arms": [AHEAD, AHEAD | {"window": 3}]}, "pearl"),
         (SCHEDULE | {"ranges": {2: 3}}, "no drafter for 1 request"),
@@ -91,6 +97,13 @@ WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} fo
 )
 def test_settings_that_make_no_sense_together(drafter, message):
     assert message in refusal(drafter)
+
+
+def test_the_sampling_of_an_arm_counts_wherever_the_arm_is():
+    bandit = BANDIT | {"arms": [3, WARM]}
+    for drafter in (bandit, HYBRID | {"otherwise": bandit}, SCHEDULE | {"ranges": {1: bandit}}):
+        found = parse(Configuration, {"drafter": drafter}, "here")
+        assert found.sampling.temperature == 0.7
 
 
 def test_a_key_of_a_configuration_itself():
