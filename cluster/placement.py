@@ -111,17 +111,23 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
 
 
 def _devices(placement: Placement) -> tuple[Literal["GPU", "CPU"], list[int]]:
-    """The kind of devices, and how many of it each node can give to an actor with a CPU core."""
-    nodes = [node["Resources"] for node in alive_nodes()]
-    cores = [int(node.get("CPU", 0)) for node in nodes]
-    gpus = [int(node.get("GPU", 0)) for node in nodes]
+    """The kind of devices, and how many of it each node can give to an actor with a CPU core: none
+    where the nodes that an autoscaler has added are gone again."""
+    cores, gpus = _cores_and_gpus()
     if placement.device == "cpu" or not (any(gpus) or gpu_comes(1)):
         if placement.device == "gpu":
             raise UserError(f"device: gpu, but the cluster has none: {sum(cores)} CPU cores")
         return "CPU", cores
     if not any(gpus):  # one has come
-        return _devices(placement)
+        cores, gpus = _cores_and_gpus()
     return "GPU", list(map(min, cores, gpus))
+
+
+def _cores_and_gpus() -> tuple[list[int], list[int]]:
+    """How many each node has."""
+    nodes = [node["Resources"] for node in alive_nodes()]
+    cores, gpus = ([int(node.get(kind, 0)) for node in nodes] for kind in ("CPU", "GPU"))
+    return cores, gpus
 
 
 def release(actor: str, except_by: str | None = None) -> None:

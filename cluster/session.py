@@ -21,6 +21,7 @@ import ray
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray._private.services import canonicalize_bootstrap_address
+from ray._private.utils import get_num_cpus
 from ray.core.generated import gcs_service_pb2, ray_client_pb2
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
@@ -77,7 +78,7 @@ def ray_session() -> Iterator[None]:
         os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS") or "local"
     if local := address == "local":
-        options: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False}
+        options: dict[str, Any] = {"num_cpus": _cores(), "include_dashboard": False}
     else:
         options = {"runtime_env": {"env_vars": _inherited_variables()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -98,6 +99,14 @@ def ray_session() -> Iterator[None]:
         yield
     finally:
         _end_local() if local else ray.shutdown()
+
+
+def _cores() -> int:
+    """The CPU cores that this process may use, by the limits of its container and its affinity."""
+    cores = int(get_num_cpus(override_docker_cpu_warning=True))
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return max(cores, 1)  # a container may have a part of a core
 
 
 def check_alive() -> None:

@@ -14,15 +14,7 @@ from torch import Tensor
 from cluster.sharded_target.messages import Call
 from cluster.sharded_target.micro_batches import PIPELINED_FROM, micro_batches
 from cluster.sharded_target.target_group import ShardLost, TargetGroup
-from specdec_core.models.runner import (
-    PREFILL_CHUNK,
-    Batch,
-    CacheLost,
-    ModelRunner,
-    Output,
-    chunks,
-    logits_chunk,
-)
+from specdec_core.models.runner import Batch, CacheLost, ModelRunner, Output, chunks
 
 
 class ShardedRunner(ModelRunner):
@@ -33,7 +25,8 @@ class ShardedRunner(ModelRunner):
     decoding reads none. Where layers are split, forwards of at least `pipelined_from` tokens are
     pipelined (:mod:`cluster.sharded_target.micro_batches`). If a shard is lost, the group is
     restarted, and the call that notices it raises :class:`CacheLost`: the rows are empty, and
-    everything else continues. For `cache_tokens` see :meth:`Pair.open_runner`.
+    everything else continues. A runner with empty rows has lost nothing and raises none when the
+    group was restarted. For `cache_tokens` see :meth:`Pair.open_runner`.
     """
 
     def __init__(
@@ -50,7 +43,6 @@ class ShardedRunner(ModelRunner):
         runner = group.spec.runner
         self.group, self.slots = group, slots
         self.vocab_size, self.max_length = vocab_size, max_length or runner.max_length
-        self.prefill_chunk = logits_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
         self.device = torch.device(device)  # of the outputs
         # Ranks that each have all layers run a forward together.
         self._stages = group.parts if group.split == "layers" else 1
@@ -140,6 +132,8 @@ class ShardedRunner(ModelRunner):
 
     def _feed(self, name: str, batches: Sequence[Batch], *options: bool) -> Any:
         """The answer to the call `name`, which feeds `batches`."""
+        if self._group_start != self.group.rebuilt and not any(self._lengths):
+            self._open()  # it has lost nothing
         before = list(self._lengths)
         self._forwards += 1
         try:

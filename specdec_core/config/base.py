@@ -98,7 +98,8 @@ def describe(error: ValidationError, kind: Any = None, value: Any = None) -> str
 
 
 def load_yaml(path: str | Path) -> Any:
-    """Read a file of YAML or JSON; a missing or malformed one is a :class:`UserError`."""
+    """Read a file of YAML or JSON. Raises :class:`UserError` where it cannot be read or is
+    malformed."""
     path = Path(path)
     try:
         text = path.read_text()
@@ -109,7 +110,9 @@ def load_yaml(path: str | Path) -> Any:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{path}: a folder, expected a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML's own of a date that does not exist
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 

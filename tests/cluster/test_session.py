@@ -2,6 +2,7 @@
 said to be missing."""
 
 import json
+import os
 import socket
 import sys
 
@@ -87,6 +88,22 @@ def test_a_cluster_that_is_not_there_is_one_line_and_exit_code_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"no Ray cluster at {address} (RAY_ADDRESS): " in line
     assert any(each in line for each in reason.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("usable", "quota", "cores"), [(8, 3.5, 3), (2, 96.0, 2), (8, 0.5, 1), (1, None, 1)]
+)
+def test_a_local_ray_has_the_cores_that_this_process_may_use(usable, quota, cores, monkeypatch):
+    asked: dict[str, object] = {}
+    for name in ("RAY_ADDRESS", "RAY_USE_MULTIPROCESSING_CPU_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("ray._private.utils._get_docker_cpus", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # by another test
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    monkeypatch.setattr(session, "_end_local", lambda: None)
+    with ray_session():
+        assert asked["num_cpus"] == cores
 
 
 class Broken:

@@ -5,9 +5,11 @@ import pytest
 
 from cluster.placement import Placement
 from cluster.sharded_target.sharded_pair import sharded_pair
+from cluster.sharded_target.sharded_runner import ShardedRunner
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
+from specdec_core.models.runner import PREFILL_CHUNK
 from tests.cluster.sharded_target.test_sharded_runner import REQUESTS
 from tests.configurations import LOOKUP, SUFFIX
 
@@ -20,6 +22,8 @@ def test_it_decodes_as_the_eager_whole_model(split, tiny_spec, gpt2_folder, ray_
     spec, whole = eager.model_copy(update={"runner": runner}), load_pair(eager)
     placement = {"draft": {"devices": 0}, "target": {"devices": 2, "split": split}}
     with sharded_pair(spec, Placement.model_validate(placement)) as sharded:
+        large = ShardedRunner(sharded.group, 1, 128_000)
+        assert large.prefill_chunk == PREFILL_CHUNK, "a prompt's logits are not computed"
         for configuration in (Configuration(), LOOKUP, SUFFIX):
             found, expected = (
                 [g.tokens for g in Engine(pair, configuration, slots=2).generate(REQUESTS)]

@@ -166,15 +166,17 @@ def test_what_all_shards_refuse_is_refused(both):
 
 
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
-def test_a_killed_shard_costs_no_token_and_changes_none(both):
-    """The engine resumes its requests. Another runner over the same shards starts with empty
-    rows."""
+def test_a_killed_shard_costs_no_token_and_changes_none(both, monkeypatch):
+    """The engine resumes its requests, once: its runners of target and draft lose their rows
+    together. Another runner over the same shards starts with empty rows."""
     other = both.sharded.open_runner(None, 1)
     other.prefill([0], [PROMPTS[1]])
     configuration = CONFIGURATIONS["tree"]
     expected = Engine(both.whole, configuration, slots=2).generate(REQUESTS[:2])
     engine, group = Engine(both.sharded, configuration, slots=2), both.sharded.group
     told: dict[str, list[int]] = {request.id: [] for request in REQUESTS[:2]}
+    resumed, resume = [], engine._resume
+    monkeypatch.setattr(engine, "_resume", lambda: resumed.append(resume()))
     for request in REQUESTS[:2]:
         engine.add(request)
     rounds = 0
@@ -185,7 +187,7 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both):
             told[chunk.request_id] += chunk.tokens
         rounds += 1
     assert rounds > 3
-    assert group.rebuilt == 1
+    assert group.rebuilt == len(resumed) == 1
     assert list(told.values()) == [generation.tokens for generation in expected]
 
     with pytest.raises(CacheLost):
