@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder, present_path
 
 PAIR = ("target", "draft-medium", "draft-small")
@@ -33,14 +33,14 @@ def bundled_path(name: str) -> Path:
         raise UserError(f"unknown bundled model {name!r}; known: {', '.join(known)}")
     files = sorted((STORED / name).iterdir())
     folder = kept_folder("models") / f"{name}-{_digest(files)}"
-    if folder.is_dir():
-        return folder
+
+    def unpack() -> None:
+        with atomic_folder(folder) as new:
+            for file in files:
+                _unpack(file, new)
+
     try:
-        with alone(folder):
-            if not folder.is_dir():  # not made by another process meanwhile
-                with atomic_folder(folder) as new:
-                    for file in files:
-                        _unpack(file, new)
+        return made_once(folder, unpack)
     except OSError as error:
         if isinstance(error, UserError):  # no room
             raise
@@ -48,7 +48,6 @@ def bundled_path(name: str) -> Path:
             f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder"
             " that can be"
         ) from None
-    return folder
 
 
 def _digest(files: list[Path]) -> str:

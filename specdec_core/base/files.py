@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -221,3 +221,12 @@ def alone(path: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         remove_leftovers(path.parent, f"{path.stem}.", below=False)
         yield
+
+
+def made_once(path: Path, make: Callable[[], object]) -> Path:
+    """`path`. Where it is missing, one process calls `make` for it, and the others wait."""
+    if not path.exists():
+        with alone(path):
+            if not path.exists():  # not made by another process meanwhile
+                make()
+    return path

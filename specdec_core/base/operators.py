@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specdec_core.base.files import alone, atomic_path
+from specdec_core.base.files import atomic_path, made_once
 from specdec_core.base.workspace import kept_folder
 
 log = logging.getLogger(__name__)
@@ -31,12 +31,7 @@ def loaded(source: Path, what: str, without: str) -> bool:
     compiler goes without it."""
     try:
         path = kept_folder("operators") / f"{source.stem}-{_digest(source)}.so"
-        if not path.exists():
-            with alone(path):
-                if not path.exists():  # not made by another process meanwhile
-                    log.warning("compiling %s: once, then kept", what)
-                    _build(source, path)
-        torch.ops.load_library(path)
+        torch.ops.load_library(made_once(path, lambda: _build(source, path, what)))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         log.warning("%s: %s", without, reason.strip()[:200])
@@ -44,11 +39,12 @@ def loaded(source: Path, what: str, without: str) -> bool:
     return True
 
 
-def _build(source: Path, path: Path) -> None:
+def _build(source: Path, path: Path, what: str) -> None:
     # They take a second to import.
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch.utils.cpp_extension import include_paths, library_paths
 
+    log.warning("compiling %s: once, then kept", what)
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     with atomic_path(path) as library:
         command = [

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from specdec_core.base.environment import machine
-from specdec_core.base.files import alone, write_atomically
+from specdec_core.base.files import made_once, write_atomically
 from specdec_core.base.workspace import kept_folder
 from specdec_core.config import CANDIDATES
 from specdec_core.engine.draft_runners import DraftRunners
@@ -79,9 +79,7 @@ class ForwardCosts:
         facts = json.dumps([_FORMAT, weights, runner, placed, machine()], sort_keys=True)
         kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
         try:
-            with alone(kept):
-                if not kept.exists():
-                    write_atomically(kept, json.dumps(self._measured(name)))
+            made_once(kept, lambda: write_atomically(kept, json.dumps(self._measured(name))))
             return MeasuredForward(*json.loads(kept.read_text()))
         except OSError as error:
             log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.digests import files_digest
 from specdec_core.models.reading import read_model, reading
@@ -34,18 +34,13 @@ def unpacked(file: Path, name: str) -> Path:
     if not file.is_file():
         raise UserError(f"{name}: no such file")
     folder = kept_folder("models") / f"{file.stem}-{files_digest([file])}"
-    if not folder.is_dir():
-        with alone(folder):
-            if not folder.is_dir():  # not made by another process meanwhile
-                log.warning("unpacking %s: once, then kept in %s", name, folder)
-                with atomic_folder(folder) as new:
-                    _unpack(file, name, new)
-    return folder
+    return made_once(folder, partial(_unpack, file, name, folder))
 
 
 def _unpack(file: Path, name: str, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    log.warning("unpacking %s: once, then kept in %s", name, folder)
     with reading(name, "read it as a GGUF file", file):
         dtype = _dtype(file, name)
         where: dict[str, Any] = {"gguf_file": file.name}
@@ -54,8 +49,9 @@ def _unpack(file: Path, name: str, folder: Path) -> None:
             AutoModelForCausalLM, file.parent, name, dtype=dtype, quantization_config=whole, **where
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-    read.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with atomic_folder(folder) as new:
+        read.save_pretrained(new)
+        tokenizer.save_pretrained(new)
 
 
 def _dtype(file: Path, name: str) -> str:

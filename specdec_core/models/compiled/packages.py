@@ -24,7 +24,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PretrainedConfig
 
-from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models import attention, confidence, draft_vocabulary, features, huge_pages
 from specdec_core.models.cache import tensor_layer
@@ -83,10 +83,7 @@ class Packages:
         vary, as torch.export has them. Raises :class:`CannotCompile` where there is none."""
         try:
             path = self._folder() / name
-            if not path.is_dir():
-                with alone(path):
-                    if not path.is_dir():  # not made by another process meanwhile
-                        self._compile(path, tuple(inputs), tuple(shapes))
+            made_once(path, lambda: self._compile(path, tuple(inputs), tuple(shapes)))
             run: Callable[[list[Tensor]], Sequence[Tensor]] = load(path).boxed_run
             return run
         except InvalidCxxCompiler:

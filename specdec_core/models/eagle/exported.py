@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import alone
+from specdec_core.base.files import made_once
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.head import EagleHead
@@ -36,22 +36,21 @@ def exported_head(
     facts = hashlib.sha256(f"2 {form} {place}".encode()).hexdigest()[:8]
     kept = f"{fingerprint}-{str(dtype).removeprefix('torch.')}-{facts}"
     folder = kept_folder("heads") / kept
-    if folder.is_dir():
-        return folder
-    head = load_head(name, target_config, dtype=dtype)
-    layers = target_config.get_text_config(decoder=True).num_hidden_layers
-    # The number of layers as a feature stands for the last layer's output before the target's norm
-    # in vLLM, and after it in this project.
-    if not isinstance(head, EagleHead) or max(head.settings.feature_layers) >= layers:
-        raise UserError(
-            f"{name}: reads what the target's output layer reads, as EAGLE-1 heads do; the format"
-            f" {form} has no place for it"
-        )
-    if form == "specforge" and (reason := specforge.lacks(head.settings, layers)):
-        raise UserError(f"{name}: the format {form} has no place for it: {reason}")
-    with alone(folder):
-        if not folder.is_dir():  # not made by another process meanwhile, which serves it
-            card = read_card(name).model_copy(update={"target": place})
-            own = head.embed_tokens is not None
-            save_head(head, folder, card, form=form, dtype=dtype, embedding=own)
-    return folder
+
+    def convert() -> None:
+        head = load_head(name, target_config, dtype=dtype)
+        layers = target_config.get_text_config(decoder=True).num_hidden_layers
+        # The number of layers as a feature stands for the last layer's output before the target's
+        # norm in vLLM, and after it in this project.
+        if not isinstance(head, EagleHead) or max(head.settings.feature_layers) >= layers:
+            raise UserError(
+                f"{name}: reads what the target's output layer reads, as EAGLE-1 heads do; the"
+                f" format {form} has no place for it"
+            )
+        if form == "specforge" and (reason := specforge.lacks(head.settings, layers)):
+            raise UserError(f"{name}: the format {form} has no place for it: {reason}")
+        card = read_card(name).model_copy(update={"target": place})
+        own = head.embed_tokens is not None
+        save_head(head, folder, card, form=form, dtype=dtype, embedding=own)
+
+    return made_once(folder, convert)

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig
 
-from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_tokenizer
@@ -30,11 +30,7 @@ def exported_draft(name: str, target: str, dtype: torch.dtype) -> Path:
     type. Raises :class:`UserError` where the draft is damaged or for another target."""
     both = f"{fingerprint(name)}-{fingerprint(target)}"
     folder = kept_folder("drafts") / f"{both}-{str(dtype).removeprefix('torch.')}"
-    if not folder.is_dir():
-        with alone(folder):
-            if not folder.is_dir():  # not made by another process meanwhile
-                _write(load_reduced(name, target, dtype), target, folder)
-    return folder
+    return made_once(folder, lambda: _write(load_reduced(name, target, dtype), target, folder))
 
 
 def _write(draft: ReducedDraft, target: str, folder: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import alone, atomic_path
+from specdec_core.base.files import atomic_path, made_once
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.fingerprints import fingerprint, model_folder
 from specdec_core.models.location import gguf_file
@@ -36,11 +36,7 @@ def gguf_of(model: str, dtype: str, script: Path, target: str | None = None) -> 
     read = [folder] if target is None else [folder, model_folder(target)]
     key = hashlib.sha256(" ".join(map(fingerprint, map(str, read))).encode()).hexdigest()[:16]
     kept = kept_folder("gguf") / f"{folder.name}-{key}-{dtype}.gguf"
-    if not kept.is_file():
-        with alone(kept):
-            if not kept.is_file():  # not made by another process meanwhile
-                _convert(model, read, TYPES[dtype], script, kept)
-    return kept
+    return made_once(kept, lambda: _convert(model, read, TYPES[dtype], script, kept))
 
 
 def _convert(model: str, read: list[Path], outtype: str, script: Path, file: Path) -> None:

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,24 @@ from specdec_core.base.files import (
     atomic_folder,
     atomic_path,
     locked,
+    made_once,
     needs_room,
     remove_leftovers,
     write_atomically,
 )
+
+
+def test_what_several_ask_for_is_made_once(tmp_path):
+    path, made = tmp_path / "cache" / "file", []
+
+    def make():
+        made.append(path)
+        time.sleep(0.1)
+        path.touch()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: made_once(path, make), range(3))) == [path] * 3
+    assert made == [path]
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path):
