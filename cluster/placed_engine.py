@@ -64,11 +64,7 @@ def check_models(
             f"{configuration.label}: policy.target_cost: profile: a draft on a device of its own"
             " cannot be timed beside the target; give a number"
         )
-    known = ", ".join(spec.drafts) or "none"
-    for draft in configuration.drafts:
-        if not spec.drafts or draft not in (None, *spec.drafts):
-            needed = "a draft" if draft is None else f"draft {draft!r}"
-            raise UserError(f"the configuration needs {needed}, the pair's drafts are: {known}")
+    configuration.check_drafts(spec.drafts, configuration.label)
     if placement is not None:
         check_placement(spec, placement, [configuration])
 

@@ -293,9 +293,10 @@ class PaperPlan(Value):
             if not any(configuration.drafts for configuration in configurations):
                 yield Method(row.name + suffix, tuple(configurations), row.reported)
                 continue
-            for configuration in configurations:
-                configuration.check_drafts(self.pair.drafts, where)
             drafts = list(self.pair.drafts)
+            if drafts:  # otherwise the row has no methods
+                for configuration in configurations:
+                    configuration.check_drafts(drafts, where)
             for draft in drafts if table.each_draft else drafts[table.draft - 1 :][:1]:
                 named = f", {draft}" if table.each_draft else ""
                 complete = tuple(c.with_draft(draft) for c in configurations)

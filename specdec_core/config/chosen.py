@@ -35,13 +35,7 @@ class PairConfiguration(Value):
     def check(self, source: str) -> None:
         """Raises :class:`UserError`, naming `source`, where the pair lacks a draft model that the
         configuration needs."""
-        known = self.pair.drafts
-        self.configuration.check_drafts(known, f"{source}: configuration")
-        if self.configuration.drafts and not known:
-            raise UserError(
-                f"{source}: configuration: it needs a draft model, and the pair has none: give one"
-                " under pair.drafts"
-            )
+        self.configuration.check_drafts(self.pair.drafts, f"{source}: configuration")
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

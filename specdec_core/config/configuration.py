@@ -147,10 +147,16 @@ class Configuration(Value):
         return next((draft for draft in self.drafts if draft not in (None, *names)), None)
 
     def check_drafts(self, names: Collection[str], where: str) -> None:
-        """Raises :class:`UserError`, naming `where`, for a draft model that `names` lacks."""
+        """Raises :class:`UserError`, naming `where`, for a draft model that it needs and a pair
+        with the drafts `names` lacks."""
         if (draft := self.foreign_draft(names)) is not None:
             known = ", ".join(names) or "none"
             raise UserError(f"{where}: the pair has no draft {draft!r} (it has: {known})")
+        if self.drafts and not names:
+            raise UserError(
+                f"{where}: it needs a draft model, and the pair has none: give one under"
+                " pair.drafts"
+            )
 
     @property
     def candidates(self) -> int:

@@ -106,6 +106,17 @@ def test_the_sampling_of_an_arm_counts_wherever_the_arm_is():
         assert found.sampling.temperature == 0.7
 
 
+def test_a_draft_that_the_pair_lacks():
+    alone, first = (parse(Configuration, {"drafter": own}, "here") for own in (SUFFIX, DRAFT))
+    alone.check_drafts((), "here")
+    first.check_drafts(["small"], "here")
+    with pytest.raises(UserError, match="^here: it needs a draft model, and the pair has none: "):
+        first.check_drafts((), "here")
+    for names, known in ((["small"], "small"), ((), "none")):
+        with pytest.raises(UserError, match=rf"no draft 'big' \(it has: {known}\)"):
+            first.with_draft("big").check_drafts(names, "here")
+
+
 def test_a_key_of_a_configuration_itself():
     for value in ({"sampling": {"temprature": 1}}, {"drafter": None, "colour": 1}):
         with pytest.raises(UserError, match=r"here: (sampling\.temprature|colour): unknown key; "):
