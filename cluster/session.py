@@ -297,11 +297,6 @@ def listening_address() -> str:
     return "127.0.0.1" if len(addresses) == 1 else str(ray.util.get_node_ip_address())
 
 
-def several_nodes() -> bool:
-    """Whether the cluster has more than this node."""
-    return len(alive_nodes()) > 1
-
-
 def room(needs: dict[str, float]) -> int:
     """How many processes with these needs fit on all nodes."""
     nodes = [node["Resources"] for node in alive_nodes()]

@@ -23,7 +23,7 @@ from cluster.serving.http.samples import PromptSampling
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
-from cluster.session import check_alive, ray_session, room, several_nodes, user_error
+from cluster.session import alive_nodes, check_alive, ray_session, room, user_error
 from specdec_core.base.errors import UserError
 from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.workspace import workspace
@@ -232,7 +232,7 @@ def serving(
         start = replace(start, operation=new_operation(port))
         connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
         # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
-        listener = None if several_nodes() else Listener(host, port, tls, drain, connections)
+        listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
         bound = _bound(start, page, samples, listener, drain)
         check_room(start)
         try:

@@ -87,8 +87,7 @@ class ShardedPair(Pair):
         size = self.target.config.get_text_config(decoder=True).vocab_size
         apart = draft is not None and self.placement.draft.devices
         group = self.draft.group if apart else self.group
-        # This process has no device.
-        return ShardedRunner(group, slots, size, "cpu", cache_tokens, draft, max_length)
+        return ShardedRunner(group, slots, size, cache_tokens, draft, max_length)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], draft: str | None = None) -> Tensor:

@@ -29,12 +29,13 @@ class ShardedRunner(ModelRunner):
     group was restarted. For `cache_tokens` see :meth:`Pair.open_runner`.
     """
 
+    device = torch.device("cpu")  # this process has no other
+
     def __init__(
         self,
         group: TargetGroup,
         slots: int,
         vocab_size: int,
-        device: str,
         cache_tokens: int | None = None,
         draft: str | None = None,
         max_length: int | None = None,
@@ -43,7 +44,6 @@ class ShardedRunner(ModelRunner):
         runner = group.spec.runner
         self.group, self.slots = group, slots
         self.vocab_size, self.max_length = vocab_size, max_length or runner.max_length
-        self.device = torch.device(device)  # of the outputs
         # Ranks that each have all layers run a forward together.
         self._stages = group.parts if group.split == "layers" else 1
         self.pipelined_from = PIPELINED_FROM[group.placed.kind]
@@ -125,9 +125,8 @@ class ShardedRunner(ModelRunner):
         return _Output(
             batch.counts,
             chosen,
-            lambda: (self._fetch_logits(number) if logits is None else logits).to(self.device),
-            None if hidden is None else hidden.to(self.device),
-            self.device,
+            lambda: self._fetch_logits(number) if logits is None else logits,
+            hidden,
         )
 
     def _feed(self, name: str, batches: Sequence[Batch], *options: bool) -> Any:
@@ -183,10 +182,9 @@ class _Output(Output):
         tokens: list[int],
         fetch: Callable[[], Tensor],
         hidden: Tensor | None,
-        device: torch.device,
     ) -> None:
         super().__init__(counts, torch.empty(0), hidden)
-        self._tokens, self._fetch, self._device = tokens, fetch, device
+        self._tokens, self._fetch = tokens, fetch
 
     @cached_property
     def logits(self) -> Tensor:
@@ -194,7 +192,7 @@ class _Output(Output):
 
     @cached_property
     def chosen(self) -> Tensor:
-        return torch.tensor(self._tokens, device=self._device)
+        return torch.tensor(self._tokens)
 
     def choices(self) -> list[list[int]]:
         flat = iter(self._tokens)

@@ -60,10 +60,3 @@ def scores(
 def race(probabilities: Tensor, noises: Sequence[SharedNoise], positions: Sequence[int]) -> Tensor:
     """The tokens (n,) that the rows of `probabilities` choose, still on their device."""
     return scores(probabilities, noises, positions).argmax(dim=-1)
-
-
-def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """Probability that draws of p and q (..., vocabulary) coupled by the same noise agree."""
-    # 1 / Σ_y max(p(y)/p(x), q(y)/q(x)), 0 where p(x) or q(x) is 0.
-    ratio = torch.maximum(p[..., None, :] / p[..., :, None], q[..., None, :] / q[..., :, None])
-    return (1 / ratio.sum(dim=-1)).nan_to_num(0.0).sum(dim=-1)

@@ -7,12 +7,19 @@ from scipy.stats import binomtest
 
 from specdec_core.config import Sampling
 from specdec_core.tokens import coupling
-from specdec_core.tokens.coupling import SharedNoise, acceptance, race
+from specdec_core.tokens.coupling import SharedNoise, race
 from tests.specdec_core.fits import fit
 from tests.specdec_core.kinds import chain
 
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 CHAIN = chain(max_tokens=2) | {"draft": "far"}
+
+
+def acceptance(p, q):
+    """Probability that draws of p and q (..., vocabulary) coupled by the same noise agree."""
+    # 1 / Σ_y max(p(y)/p(x), q(y)/q(x)), 0 where p(x) or q(x) is 0.
+    ratio = torch.maximum(p[..., None, :] / p[..., :, None], q[..., None, :] / q[..., :, None])
+    return (1 / ratio.sum(dim=-1)).nan_to_num(0.0).sum(dim=-1)
 
 
 def test_coupled_samples_have_the_targets_joint_distribution():

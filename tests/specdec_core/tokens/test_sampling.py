@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens import operator
-from specdec_core.tokens.coupling import SharedNoise, acceptance, race
+from specdec_core.tokens.coupling import SharedNoise, race
 from specdec_core.tokens.sampling import distributions, draw, draw_siblings, warp
 from specdec_core.tokens.verification import residual
+from tests.specdec_core.tokens.test_coupling import acceptance
 
 
 @pytest.fixture(scope="module", autouse=True, params=["operators", "torch"])
