@@ -57,8 +57,6 @@ def test_a_mistake_in_a_drafter(drafter, message):
 CACHED, BEGUN, AHEAD = ({"kind": kind} for kind in ("post_use", "target_tree", "pearl"))
 JOINED = "target_tree begins with the target's tokens"
 WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} for t in (0.7, 0))
-
-
 MISSPELT = {"drafter": SUFFIX, "samplng": {"temperature": 1}}
 
 
