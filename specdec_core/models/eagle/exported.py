@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,21 +37,20 @@ def exported_head(
     facts = hashlib.sha256(f"2 {form} {place}".encode()).hexdigest()[:8]
     kept = f"{fingerprint}-{str(dtype).removeprefix('torch.')}-{facts}"
     folder = kept_folder("heads") / kept
-
-    def convert() -> None:
-        head = load_head(name, target_config, dtype=dtype)
-        layers = target_config.get_text_config(decoder=True).num_hidden_layers
-        # The number of layers as a feature stands for the last layer's output before the target's
-        # norm in vLLM, and after it in this project.
-        if not isinstance(head, EagleHead) or max(head.settings.feature_layers) >= layers:
-            raise UserError(
-                f"{name}: reads what the target's output layer reads, as EAGLE-1 heads do; the"
-                f" format {form} has no place for it"
-            )
-        if form == "specforge" and (reason := specforge.lacks(head.settings, layers)):
-            raise UserError(f"{name}: the format {form} has no place for it: {reason}")
-        card = read_card(name).model_copy(update={"target": place})
-        own = head.embed_tokens is not None
-        save_head(head, folder, card, form=form, dtype=dtype, embedding=own)
-
-    return made_once(folder, convert)
+    if folder.is_dir():
+        return folder
+    head = load_head(name, target_config, dtype=dtype)
+    layers = target_config.get_text_config(decoder=True).num_hidden_layers
+    # The number of layers as a feature stands for the last layer's output before the target's norm
+    # in vLLM, and after it in this project.
+    if not isinstance(head, EagleHead) or max(head.settings.feature_layers) >= layers:
+        raise UserError(
+            f"{name}: reads what the target's output layer reads, as EAGLE-1 heads do; the format"
+            f" {form} has no place for it"
+        )
+    if form == "specforge" and (reason := specforge.lacks(head.settings, layers)):
+        raise UserError(f"{name}: the format {form} has no place for it: {reason}")
+    card = read_card(name).model_copy(update={"target": place})
+    own = head.embed_tokens is not None
+    save = partial(save_head, head, folder, card, form=form, dtype=dtype, embedding=own)
+    return made_once(folder, save)
