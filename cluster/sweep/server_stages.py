@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +120,12 @@ class ServerStages:
                 reasons[draft] = f"draft {draft}: {error}"
         return reasons
 
+    @property
+    def _readable(self) -> Pair:
+        """The pair without the drafts that the server cannot read."""
+        drafts = {n: place for n, place in self.pair.spec.drafts.items() if n not in self.unread}
+        return replace(self.pair, spec=self.pair.spec.model_copy(update={"drafts": drafts}))
+
     def _defaults(self) -> list[Mode]:
         """The server's own modes that finalists are raced beside."""
         return [mode for mode in defaults(self.modes) if mode.draft not in self.unread]
@@ -157,12 +163,13 @@ class ServerStages:
             profile = profile.of(self.pair.spec.drafts)
         else:
             weights = recording.header.fingerprints
-            path = workspace_profile(self.pair.spec, weights, self.server.name)
+            readable = self._readable
+            path = workspace_profile(readable.spec, weights, self.server.name)
             profile = Profile.load(path) if path.exists() else None
             if profile is None or not self._fits(profile):
                 sizes = {"batches": tuple(sorted({1, *self.race.clients}))}
                 sizes |= self.plan.forwards.model_dump(exclude_none=True)
-                profile = self.server.profile(self.pair, **sizes, observer=self.observer)
+                profile = self.server.profile(readable, **sizes, observer=self.observer)
                 profile.save(path)
         self.folder.save_profile(profile)
         return profile

@@ -65,6 +65,8 @@ def profile_llama_cpp(
     The time of a target's forward is that of a whole step. `proposals` has the part of a chain's
     time that does not depend on its length.
 
+    A draft that llama.cpp does not draft with is left out, with a warning.
+
     Raises:
         UserError: llama.cpp is not there or does not run, or sizes do not fit.
     """
@@ -83,16 +85,23 @@ def profile_llama_cpp(
     with TemporaryDirectory() as folder:
         served = {key: server.served(pair, modes[key], (), Path(folder)) for key in modes}
     for name, length in modes:
-        each = served[name, length]
-        with (
-            running(each.process(f"llama.cpp {name}", max(batches))) as url,
-            httpx.Client(base_url=url, timeout=SILENCE, trust_env=False) as http,
-        ):
-            for context, rows in measured if length in (0, *LENGTHS) else middle:
-                seconds = _step(http, rows, context, length, repeats)
-                keep_least(steps[name], (rows, context, length), seconds)
-            for tokens in fitting if name in prompts else ():
-                keep_least(prompts[name], tokens, _prefill(http, pair, tokens, repeats))
+        if name in steps:
+            each = served[name, length]
+            try:
+                with (
+                    running(each.process(f"llama.cpp {name}", max(batches))) as url,
+                    httpx.Client(base_url=url, timeout=SILENCE, trust_env=False) as http,
+                ):
+                    for context, rows in measured if length in (0, *LENGTHS) else middle:
+                        seconds = _step(http, rows, context, length, repeats)
+                        keep_least(steps[name], (rows, context, length), seconds)
+                    for tokens in fitting if name in prompts else ():
+                        keep_least(prompts[name], tokens, _prefill(http, pair, tokens, repeats))
+            except UserError as error:
+                if name in (PLAIN, NGRAM):
+                    raise
+                del steps[name], prompts[name]
+                observer.warned(f"no step costs of {name}: {error}")
         observer.step()
     steps[NGRAM] |= steps[PLAIN]  # a lookup that finds nothing takes no time that can be measured
     version = served[PLAIN, 0].version

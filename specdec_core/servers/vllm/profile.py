@@ -63,6 +63,8 @@ def profile_vllm(
     and scheduling, as far as these grow with rows and tokens. `proposals` has the time of a lookup,
     and the part of a chain's time that does not depend on its length.
 
+    A draft with which vLLM does not start is left out, with a warning.
+
     Raises:
         UserError: vLLM is not there or does not run, or sizes do not fit.
     """
@@ -79,11 +81,17 @@ def profile_vllm(
         peers = {name: VllmPeer(pair, mode, max(batches)) for name, mode in modes.items()}
         for peer in peers.values():
             opened.callback(peer.close)
-        starts = [pool.submit(peer.open) for peer in peers.values()]
+        starts = {pool.submit(peer.open): name for name, peer in peers.items()}
         # At an error these come first; the pool would wait until all have started.
         opened.callback(lambda: [start.cancel() for start in starts])
         for start in as_completed(starts):
-            start.result()
+            try:
+                start.result()
+            except UserError as error:
+                if (name := starts[start]) in (PLAIN, NGRAM):
+                    raise
+                del peers[name]
+                observer.warned(f"no step costs of {name}: {error}")
             observer.step()
         steps: dict[str, Steps] = {name: {} for name in peers}
         prompts: Prompts = {name: {} for name in peers if name not in (NGRAM, SUFFIX)}

@@ -13,7 +13,6 @@ from cluster.sweep import server_stages
 from cluster.sweep.server import run_server_sweep
 from dashboards.reports.server_sweep import report
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
@@ -21,6 +20,7 @@ from specdec_core.servers.server import ServedMode
 from tests.commands import server_plan
 from tests.jobs.conftest import record_prompts
 from tests.local_server import ending_server, engine_server
+from tests.observers import Heard, HeardRecording
 from tests.own_server import OwnServer
 from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import chain, configured
@@ -103,6 +103,36 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(plan, tmp_pat
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_draft_that_the_server_cannot_read_is_left_out_of_the_whole_sweep(
+    plan, tmp_path, monkeypatch
+):
+    started, own, profiled = server_stages.mode_server, OwnServer.profile, []
+
+    def readable(server, pair, mode, *more):
+        if mode.draft is not None:
+            raise UserError("no such architecture")
+        return started(server, pair, mode, *more)
+
+    def profile(server, pair, **sizes):
+        profiled.append([*pair.spec.drafts])
+        return own(server, pair, **sizes)
+
+    monkeypatch.setattr(server_stages, "mode_server", readable)
+    monkeypatch.setattr(OwnServer, "profile", profile)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    search = (*plan.configurations, configured({"kind": "prompt_lookup"}))
+    given = plan.model_copy(update={"configurations": search, "profile": None})
+    heard = HeardRecording()
+    result, folder, _ = run_server_sweep(given, OwnServer(), tmp_path, "", "mine", False, heard)
+    assert profiled == [[]]
+    said = "without some settings of our server: draft draft: no such architecture"
+    assert said in heard.warnings
+    assert folder.profile().drafts == {}
+    assert len(result.race.rows) == 2
+    assert not any(each.drafts for each in result.configurations.values())
+
+
+@pytest.mark.usefixtures("in_process")
 def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_path):
     live = plan.live.model_copy(update={"repeats": 2})
     twice = plan.model_copy(update={"live": live})
@@ -135,14 +165,6 @@ def test_the_servers_own_mode_corrects_the_configuration_that_has_its_settings(p
     assert set(speeds) == {"own", "own K=2"}
     expected = {name: by_load[load.key] for name, by_load in result.expected.items()}
     assert expected == pytest.approx(speeds)
-
-
-class Heard(Observer):
-    def __init__(self):
-        self.warnings = []
-
-    def warned(self, message):
-        self.warnings.append(message)
 
 
 def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny_pair):

@@ -29,6 +29,7 @@ from specdec_core.servers.model_files import models_of
 from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
+from tests.observers import Heard
 
 LLAMA_CPP = SERVERS["llama_cpp"]
 MISSING = process.missing()
@@ -130,15 +131,20 @@ def test_a_server_is_started_with_its_slots_cores_and_data_types(
 
 # Without a draft that it can use, it answers all the same.
 WITHOUT = """#!{python}
-import sys
+import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 if sys.argv[1:] == ["--version"]:
     sys.exit("version: 1 (build 11434, commit unknown)")
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        self.give([{{"id": 0, "speculative": "--spec-draft-model" not in sys.argv}}])
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.give({{"timings": {{"predicted_ms": 8, "prompt_ms": 1, "draft_n": 8}}}})
+    def give(self, content):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'[{{"id": 0, "speculative": false}}]')
+        self.wfile.write(json.dumps(content).encode())
 print("failed to initialize speculative decoding context: other vocabulary", flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
@@ -154,6 +160,22 @@ def test_a_server_that_cannot_use_its_draft_is_not_ready(tmp_path, with_program)
         pass
     with running(LLAMA_CPP.served(given, Mode("plain", {}), (), tmp_path).process("plain", 1)):
         pass
+
+
+def test_a_draft_that_it_cannot_use_is_left_out_of_the_profile(
+    tiny_pair, monkeypatch, with_program
+):
+    with_program(WITHOUT.format(python=sys.executable))
+    monkeypatch.setattr(process, "gguf_of", lambda model, *_: model)  # nothing reads it
+    monkeypatch.setattr(times, "LENGTHS", (1, 3))
+    heard = Heard()
+    profile = times.profile_llama_cpp(
+        LLAMA_CPP, tiny_pair, widths=(1,), contexts=(64,), batches=(1, 2), repeats=1, observer=heard
+    )
+    assert profile.drafts == {}
+    assert profile.device == "cpu, llama.cpp b11434"
+    [warning] = heard.warnings
+    assert warning.startswith("no step costs of draft: llama.cpp draft: its server decodes without")
 
 
 @built

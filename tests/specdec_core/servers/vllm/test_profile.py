@@ -14,6 +14,7 @@ from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm import profile as vllm_profile
 from specdec_core.servers.vllm.process import VllmPeer
 from specdec_core.servers.vllm.profile import FEW_WIDTHS
+from tests.observers import Heard
 
 OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
 WIDTHS = (1, 2, 3, 5, 8)
@@ -68,6 +69,25 @@ def test_times_of_steps_are_split_and_put_together_again(tiny_pair):
 def test_contexts_that_do_not_fit_are_refused_before_vllm_starts(tiny_pair):
     with pytest.raises(UserError, match="more than the"):
         SERVERS["vllm"].profile(tiny_pair, contexts=(tiny_pair.max_length,))
+
+
+def test_a_draft_with_which_vllm_does_not_start_is_left_out(tiny_pair, monkeypatch):
+    def start(peer):
+        if "draft" in peer.name:
+            raise UserError(f"{peer.name}: no such architecture")
+
+    def call(peer, method, **asked):
+        if method == "prefill":
+            return reading(asked["tokens"])
+        times = [step(asked["rows"], asked["context"], 1 + n) for n in asked["lengths"]]
+        return [{"step": seconds, "forward": seconds - OVERHEAD} for seconds in times]
+
+    monkeypatch.setattr(VllmPeer, "open", start)
+    monkeypatch.setattr(VllmPeer, "call", call)
+    heard = Heard()
+    profile = SERVERS["vllm"].profile(tiny_pair, observer=heard)
+    assert (profile.drafts, NGRAM in profile.proposals) == ({}, True)
+    assert heard.warnings == ["no step costs of draft: vLLM draft: no such architecture"]
 
 
 def test_a_start_that_fails_ends_the_others_at_once(tiny_pair, monkeypatch):
