@@ -107,12 +107,13 @@ def express(server: Server, models: Models, configurations: Iterable[Configurati
     modes: dict[str, Mode] = {}
     left_out, missing = [], dict[str, None]()
     for each in distinct.values():
-        mode, reason = _mode(server, models, each, names[each.id])
-        if reason is not None:
-            missing[reason] = None
+        mode, reason = server.find_mode(each, models, names[each.id])
         if mode is None:
             left_out.append(each)
-        elif mode.plug_in or all(mode.settings != other.settings for other in modes.values()):
+            continue
+        if reason is not None:
+            missing[reason] = None
+        if mode.plug_in or all(mode.settings != other.settings for other in modes.values()):
             modes[each.id] = mode
     return Expressed(modes, left_out, list(missing))
 
@@ -122,29 +123,6 @@ def _as_there(server: Server, configuration: Configuration) -> Configuration:
     if isinstance(drafter, PromptLookupSettings) and not server.both_occurrences:
         drafter = drafter.model_copy(update={"occurrence": server.occurrence})
     return configuration.model_copy(update={"drafter": drafter})
-
-
-def _mode(
-    server: Server, models: Models, configuration: Configuration, name: str
-) -> tuple[Mode | None, str | None]:
-    """The mode for a configuration, if there is one, and what its settings lack here."""
-    if not configuration.lossless:
-        return None, None
-    counterpart, missing = server.counterpart(configuration.drafter, models), None
-    if counterpart is not None:
-        missing = server.missing(counterpart.settings)
-        if missing is None:
-            draft = configuration.draft_of(models.drafts)
-            settings = counterpart.settings
-            return Mode(name, settings, draft, configuration, with_ours=True), None
-    if "plug_in" in server.stages:
-        drafts = configuration.drafts_of(models.drafts)
-        try:
-            server.check_plug_in(configuration, [draft.place for draft in drafts.values()])
-        except UserError:
-            return None, missing
-        return server.plug_in_mode(configuration, f"{name}, by plug-in"), missing
-    return None, missing
 
 
 def finalists(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSettings) -> list[Mode]:

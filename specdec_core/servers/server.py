@@ -256,19 +256,36 @@ class Server(ABC):
         raise NotImplementedError
 
     def mode_of(self, configuration: Configuration, models: Models) -> Mode:
-        """The mode for a configuration: with its counterpart, else with the plug-in. Raises
-        :class:`UserError` where it has neither, and where what it needs is not installed."""
+        """The mode for a configuration (:meth:`find_mode`). Raises :class:`UserError` where it has
+        none, and where what it needs is not installed."""
         name = f"{self.title}, {configuration.label}"
-        found = self.compared({name: configuration.drafter}, models)
-        if not found and "plug_in" not in self.stages:
-            raise UserError(f"{self.title} has no counterpart of {configuration.label}")
-        if not found:
-            drafts = configuration.drafts_of(models.drafts).values()
+        mode, reason = self.find_mode(configuration, models, name)
+        if mode is None:
+            raise UserError(reason)
+        return mode
+
+    def find_mode(
+        self, configuration: Configuration, models: Models, name: str
+    ) -> tuple[Mode | None, str | None]:
+        """The mode for a configuration, which is called `name`: with its counterpart, else with
+        the plug-in. Also why it is not with the counterpart, where that needs what is not
+        installed, or why there is no mode."""
+        if (reason := self.missing({})) is not None:
+            return None, f"{self.title}: {reason}"
+        counterpart = self.counterpart(configuration.drafter, models)
+        if counterpart is not None and configuration.lossless:
+            draft, settings = configuration.draft_of(models.drafts), counterpart.settings
+            if (reason := self.missing(settings)) is None:
+                return Mode(name, settings, draft, configuration, with_ours=True), None
+        if "plug_in" not in self.stages:
+            lacks = f"{self.title} has no counterpart of {configuration.label}"
+            return None, lacks if reason is None else f"{self.title}: {reason}"
+        drafts = configuration.drafts_of(models.drafts).values()
+        try:
             self.check_plug_in(configuration, [draft.place for draft in drafts])
-            found = [self.plug_in_mode(configuration, name)]
-        if (reason := self.missing(found[0].settings)) is not None:
-            raise UserError(f"{self.title}: {reason}")
-        return found[0]
+        except UserError as error:
+            return None, str(error)
+        return self.plug_in_mode(configuration, f"{name}, by plug-in"), reason
 
     def compared_drafters(
         self, models: Models, lengths: Mapping[str, Sequence[int]], ngram: int

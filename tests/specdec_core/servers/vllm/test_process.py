@@ -11,10 +11,12 @@ from transformers import AutoModelForCausalLM
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.evidence.server_choice import express
 from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.servers.model_files import models_in
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import (
@@ -26,6 +28,7 @@ from specdec_core.servers.vllm.process import (
 from specdec_core.servers.vllm.server import SUFFIX
 from tests.commands import ran
 from tests.peers import peers_of, vllm_installed
+from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import save_head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
@@ -110,6 +113,21 @@ def test_fewer_modes_are_served_each_with_a_command(tiny_pair, venv):
     assert speculative["model"] == tiny_pair.spec.drafts["draft"]
     (venv / "lib/python3.11/site-packages/arctic_inference").mkdir()
     assert VLLM.modes(tiny_pair, served=True)[-1] == SUFFIX
+
+
+def test_a_plug_in_that_stands_in_for_suffix_decoding_is_raced_and_served(tiny_pair, venv):
+    """As where the package that vLLM's suffix decoding needs is not installed."""
+    models, suffix = models_in(VLLM, tiny_pair), configured({"kind": "suffix"})
+    raced = express(VLLM, models, [suffix])
+    [mode], [missing] = raced.modes.values(), raced.missing
+    assert "needs the package arctic-inference" in missing
+    served = VLLM.mode_of(suffix, models)
+    assert served.plug_in == mode.plug_in == suffix
+    assert served.settings == mode.settings
+    with pytest.raises(UserError, match="drafts trees, vLLM verifies chains alone"):
+        VLLM.mode_of(configured({"kind": "tree", "branching": [2, 2]}), models)
+    (venv / "lib/python3.11/site-packages/arctic_inference").mkdir()
+    assert VLLM.mode_of(suffix, models).plug_in is None
 
 
 def test_for_heads_it_writes_hidden_states_of_their_layers(tiny_pair, venv):
