@@ -223,7 +223,7 @@ class ServerStages:
             race=race,
             table=table,
             configurations=_configurations(modes),
-            expected=_expected(simulated, modes),
+            expected=_expected(simulated, known, modes),
             ranked=len(simulated.known) - 1,
             left_out=[each.label for each in expressed.left_out],
             recording=str(recording.folder),
@@ -256,10 +256,9 @@ class ServerStages:
 
     def _priced(self, mode: Mode, profile: Profile) -> Mode:
         """The mode at the costs of the server's steps, if it is a plug-in's that asks for them."""
-        plugged = mode.plug_in
-        if plugged is None or not plugged.unpriced or self.server.measures:
+        if mode.plug_in is None:
             return mode
-        return self.server.plug_in_mode(plugged.priced(profile), mode.name)
+        return self.server.plug_in_mode(mode.plug_in.priced(profile), mode.name)
 
     def _race(
         self,
@@ -338,11 +337,15 @@ def _configurations(modes: Sequence[Mode]) -> dict[str, Configuration]:
     return {mode.name: c for mode in modes if (c := mode.configuration) is not None}
 
 
-def _expected(simulated: Simulated, modes: Sequence[Mode]) -> dict[str, dict[str, float]]:
-    """Simulated tokens a second by mode and load, where a mode was simulated."""
+def _expected(
+    simulated: Simulated, known: Mapping[str, Mode], modes: Sequence[Mode]
+) -> dict[str, dict[str, float]]:
+    """Simulated tokens a second by mode and load, where a mode was simulated. `known` are the modes
+    by the simulated ids, which a mode no longer has at the costs of a profile."""
     values = {load.key: simulated.values(load) for load in simulated.traffic.loads}
+    ids = {mode.name: key for key, mode in known.items() if key in simulated.known}
     return {
-        name: {key: float(of[each.id]) for key, of in values.items()}
-        for name, each in _configurations(modes).items()
-        if each.id in simulated.known
+        mode.name: {key: float(of[ids[mode.name]]) for key, of in values.items()}
+        for mode in modes
+        if mode.name in ids
     }

@@ -98,8 +98,9 @@ class Expressed:
 
 def express(server: Server, models: Models, configurations: Iterable[Configuration]) -> Expressed:
     """The modes for `configurations` that draft: with the server's own settings, or else with our
-    plug-in. Lookups are changed to copy after the occurrence that the server's copy after, unless
-    it has settings for both. Of configurations with the same settings the first one counts."""
+    plug-in, which has to get the costs that they ask for. Lookups are changed to copy after the
+    occurrence that the server's copy after, unless it has settings for both. Of configurations with
+    the same settings the first one counts."""
     distinct = {
         (c := _as_there(server, each)).id: c for each in configurations if each.drafter is not None
     }
@@ -107,7 +108,7 @@ def express(server: Server, models: Models, configurations: Iterable[Configurati
     modes: dict[str, Mode] = {}
     left_out, missing = [], dict[str, None]()
     for each in distinct.values():
-        mode, reason = server.find_mode(each, models, names[each.id])
+        mode, reason = server.find_mode(each, models, names[each.id], measured=True)
         if mode is None:
             left_out.append(each)
             continue

@@ -183,9 +183,12 @@ class Server(ABC):
 
     # Stage plug_in
 
-    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+    def check_plug_in(
+        self, configuration: Configuration, drafts: Sequence[str], measured: bool = False
+    ) -> None:
         """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts`
-        are the models of the drafts that it runs."""
+        are the models of the drafts that it runs. The costs that it asks for may be `measured`
+        before the plug-in gets it."""
         raise NotImplementedError
 
     def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
@@ -265,11 +268,11 @@ class Server(ABC):
         return mode
 
     def find_mode(
-        self, configuration: Configuration, models: Models, name: str
+        self, configuration: Configuration, models: Models, name: str, measured: bool = False
     ) -> tuple[Mode | None, str | None]:
         """The mode for a configuration, which is called `name`: with its counterpart, else with
-        the plug-in. Also why it is not with the counterpart, where that needs what is not
-        installed, or why there is no mode."""
+        the plug-in (`measured` is as of :meth:`check_plug_in`). Also why it is not with the
+        counterpart, where that needs what is not installed, or why there is no mode."""
         if (reason := self.missing({})) is not None:
             return None, f"{self.title}: {reason}"
         counterpart = self.counterpart(configuration.drafter, models)
@@ -282,7 +285,7 @@ class Server(ABC):
             return None, lacks if reason is None else f"{self.title}: {reason}"
         drafts = configuration.drafts_of(models.drafts).values()
         try:
-            self.check_plug_in(configuration, [draft.place for draft in drafts])
+            self.check_plug_in(configuration, [draft.place for draft in drafts], measured)
         except UserError as error:
             return None, str(error)
         return self.plug_in_mode(configuration, f"{name}, by plug-in"), reason

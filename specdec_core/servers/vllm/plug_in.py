@@ -32,10 +32,10 @@ from specdec_core.servers.vllm.settings import VARIABLE
 PROGRAM = "vLLM"
 
 
-def check(configuration: Configuration, drafts: Sequence[str]) -> None:
+def check(configuration: Configuration, drafts: Sequence[str], measured: bool = False) -> None:
     """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts` are
-    the models of the drafts that it runs."""
-    check_chains(configuration, PROGRAM)
+    the models of the drafts that it runs, and `measured` is as of :func:`check_chains`."""
+    check_chains(configuration, PROGRAM, measured)
     if configuration.drafter is not None and configuration.drafter.reads_rejected:
         raise UserError(
             f"{configuration.label} learns from the target's tokens after rejected candidates,"

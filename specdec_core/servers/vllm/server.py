@@ -84,10 +84,12 @@ class Vllm(Server):
         text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
         return WrittenFiles({FILE: text}, commands(models.target, with_file=True))
 
-    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+    def check_plug_in(
+        self, configuration: Configuration, drafts: Sequence[str], measured: bool = False
+    ) -> None:
         from specdec_core.servers.vllm import plug_in
 
-        plug_in.check(configuration, drafts)
+        plug_in.check(configuration, drafts, measured)
 
     def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
         assert configuration.drafter is not None  # it is checked

@@ -16,7 +16,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
-from specdec_core.servers.server import ServedMode
+from specdec_core.servers.plug_in_drafter import check_chains
+from specdec_core.servers.server import ServedMode, WrittenFiles
 from tests.commands import server_plan
 from tests.jobs.conftest import record_prompts
 from tests.local_server import ending_server, engine_server
@@ -165,6 +166,34 @@ def test_the_servers_own_mode_corrects_the_configuration_that_has_its_settings(p
     assert set(speeds) == {"own", "own K=2"}
     expected = {name: by_load[load.key] for name, by_load in result.expected.items()}
     assert expected == pytest.approx(speeds)
+
+
+class PlugInServer(OwnServer):
+    """It drafts all chains, with a plug-in that measures no costs."""
+
+    stages = OwnServer.stages | {"plug_in"}
+
+    def check_plug_in(self, configuration, drafts, measured=False):
+        check_chains(configuration, self.title, measured)
+
+    def plug_in_settings(self, configuration):
+        return configuration.drafter.model_dump(mode="json")
+
+    def plugged_in(self, configuration, models, runner):
+        return WrittenFiles({"drafter.yaml": configuration.to_yaml()}, "own-server drafter.yaml")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_plug_in_gets_the_costs_that_a_policy_asks_for_from_the_profile(plan, tmp_path):
+    asking = configured(chain("break_even", target_cost="profile"))
+    both = plan.live.model_copy(update={"finalists": 2})
+    given = plan.model_copy(update={"configurations": (asking,), "live": both})
+    result, *_ = run_server_sweep(given, PlugInServer(), tmp_path, "", "mine")
+    assert (result.ranked, result.left_out) == (2, [])  # it, and the server's own chain
+    [name] = [row.name for row in result.race.rows if row.name.endswith(", by plug-in")]
+    assert not result.configurations[name].unpriced
+    [load] = result.race.loads
+    assert result.expected[name][load.key] > 0
 
 
 def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny_pair):

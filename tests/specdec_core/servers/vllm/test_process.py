@@ -28,7 +28,7 @@ from specdec_core.servers.vllm.process import (
 from specdec_core.servers.vllm.server import SUFFIX
 from tests.commands import ran
 from tests.peers import peers_of, vllm_installed
-from tests.specdec_core.kinds import configured
+from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.models.eagle.pair_heads import save_head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
@@ -128,6 +128,15 @@ def test_a_plug_in_that_stands_in_for_suffix_decoding_is_raced_and_served(tiny_p
         VLLM.mode_of(configured({"kind": "tree", "branching": [2, 2]}), models)
     (venv / "lib/python3.11/site-packages/arctic_inference").mkdir()
     assert VLLM.mode_of(suffix, models).plug_in is None
+
+
+def test_costs_that_a_plug_in_asks_for_may_be_measured_before_it_gets_them(tiny_pair, venv):
+    models = models_in(VLLM, tiny_pair)
+    asking = configured(chain("break_even", target_cost="profile"))
+    [mode] = express(VLLM, models, [asking]).modes.values()
+    assert mode.plug_in == asking
+    with pytest.raises(UserError, match="vLLM has no profile; give a number"):
+        VLLM.mode_of(asking, models)
 
 
 def test_for_heads_it_writes_hidden_states_of_their_layers(tiny_pair, venv):
