@@ -29,7 +29,16 @@ from specdec_core.servers.table import server_of
 
 LOGS = "servers"  # folder in the workspace
 # Settings that decide how much is held, and where the models are.
-_SIZES = frozenset({"model", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "ctx-size"})
+_SIZES = frozenset(
+    {
+        "model",
+        "max_model_len",
+        "max_num_seqs",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "ctx-size",
+    }
+)
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")  # variables with the key that a program asks for
 _LOGS_KEPT = 50
 _PATIENCE = 15.0  # seconds in which a process ends after the request to

@@ -13,6 +13,8 @@ from typing import Any
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairConfiguration, PairSpec
+from specdec_core.models.eagle.loading import names_head
+from specdec_core.models.loading import load_config
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.servers.peer import Peer
@@ -162,23 +164,34 @@ def engine_settings(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]
         "max_model_len": pair.max_length,
         "max_num_seqs": requests,
         "enable_prefix_caching": False,
-        "kv_cache_memory_bytes": _kv_cache_bytes(pair, requests),
+        "kv_cache_memory_bytes": _kv_cache_bytes(pair, mode, requests),
+        # With that, only what has to be free on a GPU at the start: other processes use it, too.
+        "gpu_memory_utilization": 0.01,
         "speculative_config": dict(mode.settings) or None,
     }
 
 
-def _kv_cache_bytes(pair: Pair, requests: int) -> int:
-    """Room for `requests` requests in all models, four times over: vLLM rounds up to blocks, and
-    takes all of it at the start, in each of many workers."""
-    total = 0
-    for model in (pair.target, *pair.drafts.values()):
-        config = model.config.get_text_config(decoder=True)
+def _kv_cache_bytes(pair: Pair, mode: Mode, requests: int) -> int:
+    """Room for `requests` requests in all models, twice over: vLLM rounds up to blocks, and takes
+    all of it at the start, in each of many workers."""
+    drafts = [name for name in pair.spec.drafts.values() if not names_head(name)]
+    models = [pair.target.config, *map(load_config, drafts)]
+    configs = [model.get_text_config(decoder=True) for model in models]
+    one = 0  # numbers that a token takes
+    for config in configs:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        total += 2 * config.num_hidden_layers * heads * width * 4 * pair.max_length
-    return max(1 << 26, 4 * requests * total)
+        one += 2 * config.num_hidden_layers * heads * width
+    total = requests * one
+    if mode.settings.get("method") == HIDDEN_STATES:
+        # vLLM gives the hidden states of a few tokens a block of all layers.
+        read = mode.settings["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
+        states = len(read) * configs[0].hidden_size
+        total = max(total, one + 2 * configs[0].num_hidden_layers * states)
+    total *= 2 * pair.max_length * pair.target.dtype.itemsize
+    return max(1 << 26, total)
 
 
 # The environment

@@ -1,12 +1,13 @@
 """vLLM is started as asked, writes what transformers writes, and drafts with heads saved here."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
@@ -21,6 +22,7 @@ from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import (
     VENV,
+    engine_settings,
     has_suffix,
     inherited_environment,
     process_environment,
@@ -149,6 +151,36 @@ def test_for_heads_it_writes_hidden_states_of_their_layers(tiny_pair, venv):
     plain = VLLM.answering(())
     assert plain.autoregressive
     assert "--kv-transfer-config" not in VLLM.served(tiny_pair, plain, (), venv).command(4, 8123)
+
+
+def test_its_cache_has_room_in_the_targets_type_and_takes_no_share_of_the_gpu(tiny_pair):
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+    )
+    with torch.device("meta"):
+        target = LlamaForCausalLM(config).to(torch.bfloat16)
+    runner = tiny_pair.spec.runner.model_copy(update={"max_length": 8192})
+    spec = tiny_pair.spec.model_copy(update={"drafts": {}, "runner": runner})
+    pair = replace(tiny_pair, spec=spec, target=target)
+    one = 2 * 32 * 8 * 128 * 2 * 8192  # bytes of a sequence
+
+    def settings(mode, requests):
+        return engine_settings(pair, mode, requests)
+
+    plain = Mode("vLLM", {})
+    assert settings(plain, 16)["kv_cache_memory_bytes"] == 2 * 16 * one
+    assert settings(plain, 16)["gpu_memory_utilization"] < 0.05
+    # Of 16 tokens' keys and values of a layer, a block holds the states of 3 layers of 2 tokens.
+    states = VLLM.answering((2, 15, 28))
+    assert settings(states, 1)["kv_cache_memory_bytes"] > (1 + 16 // 2) * one
+    assert settings(states, 64) == settings(plain, 64) | {
+        "speculative_config": dict(states.settings)
+    }
 
 
 def test_its_threads_are_ours_and_bound(tiny_pair, venv, monkeypatch):
