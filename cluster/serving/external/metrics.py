@@ -64,7 +64,9 @@ class ExternalMetrics(Collector):
         servers = [replica.served for replica in self._fleet.replicas]
         pages = await self._read()
         for server in servers:
-            sums = _sums(pages.get(server.name, ""))
+            if (page := pages.get(server.name)) is None:
+                continue  # it may hang, and has counted nothing
+            sums = _sums(page)
             drafted += sums.get(CANDIDATES, 0.0)
             accepted += sums.get(ACCEPTED, 0.0)
             server.has_counted(tuple(sums[name] for name in _TOKENS if name in sums))

@@ -203,12 +203,12 @@ class ExternalServer(Served):
         return False
 
     async def metrics(self) -> str | None:
-        """Its page of metrics; None where it gives none."""
+        """Its page of metrics, empty where it has none; None where it does not answer."""
         key = {"authorization": f"Bearer {self.key}"}
         url, limit = f"{self.url}/metrics", aiohttp.ClientTimeout(_ANSWER)
         with suppress(*_FAILURES):
             async with self.http.get(url, headers=key, timeout=limit) as answer:
-                return await answer.text() if answer.ok else None
+                return await answer.text() if answer.ok else ""
         return None
 
     def has_counted(self, tokens: tuple[float, ...]) -> None:

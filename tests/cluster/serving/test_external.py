@@ -7,13 +7,13 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 
 import httpx
 import pytest
 
 from cluster.serving.external.app import ExternalService, _counted, _prompts, build_external_app
-from cluster.serving.external.metrics import _sums
+from cluster.serving.external.metrics import ExternalMetrics, _sums
 from cluster.serving.external.process import ExternalServer, Program, log_file
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import Access
@@ -256,6 +256,45 @@ def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec):
         assert (server.idle > 900) == idle
     server.running, server.worked = 0, long_ago
     assert server.idle == 0
+
+
+@asynccontextmanager
+async def programs_server(spec, metrics=None):
+    """The server of a program with a request under way, whose `/health` answers, and `/metrics`
+    with this status. With None that hangs, as llama-server's while its main loop does."""
+
+    async def answer(reader, writer):
+        path = (await reader.readline()).decode().split()[1]
+        status = 200 if path == "/health" else metrics
+        if status is None:
+            await reader.read()  # until the client gives up
+        else:
+            head = f"HTTP/1.1 {status} -\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            writer.write(head.encode())
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    deployment = Deployment(pair=spec, configuration=CHAIN)
+    server = ExternalServer("0", Program("words", "tiny", patience=1), deployment)
+    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    server.running = 1
+    try:
+        yield server
+    finally:
+        await server.close()
+        listening.close()
+
+
+@pytest.mark.parametrize(("metrics", "idle"), [(None, True), (404, False)])
+async def test_a_server_whose_metrics_do_not_answer_has_counted_nothing(
+    tiny_spec, monkeypatch, metrics, idle
+):
+    monkeypatch.setattr("cluster.serving.external.process._ANSWER", 0.2)
+    async with programs_server(tiny_spec, metrics) as server:
+        server.worked = time.monotonic() - 1000
+        await ExternalMetrics(Fleet([server]))._look()
+        assert (server.idle > 900) == idle
+        assert await server.probe() != idle
 
 
 def test_a_certificate_names_what_is_different_here(tiny_spec, bare_home):
