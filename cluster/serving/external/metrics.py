@@ -12,11 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cluster.serving.drift import Drift
-from cluster.serving.external.process import ExternalServer
+from cluster.serving.external.process import LOOK, ExternalServer
 from cluster.serving.fleet import Fleet
 from specdec_core.servers.completions import ACCEPTED, CANDIDATES
 
-_LOOK = 10.0  # seconds between looks at the servers' metrics
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
 # What grows while vLLM or llama.cpp works on requests, without the prefix.
 _TOKENS = ("prompt_tokens_total", "generation_tokens_total", "n_decode_total")
@@ -48,7 +47,7 @@ class ExternalMetrics(Collector):
 
     def follow(self) -> None:
         """Look at the servers' metrics, until the fleet is left."""
-        self._fleet.repeat(_LOOK, self._look)
+        self._fleet.repeat(LOOK, self._look)
 
     async def _read(self) -> dict[str, str]:
         """The page of each server that answers, by its name."""

@@ -44,6 +44,7 @@ _LOGS_KEPT = 50
 _PATIENCE = 15.0  # seconds in which a process ends after the request to
 _AT_ONCE = 0.5  # the same, where the server stops
 _ANSWER = 10.0  # seconds in which it answers about itself
+LOOK = 10.0  # seconds between looks at its counts
 _KEEP = 2.0  # seconds that an idle connection is used again; the program may close it at 5
 # Headers that aiohttp would add; only the client's are sent on.
 _AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
@@ -73,7 +74,7 @@ class Program:
         devices: the devices that share the target.
         arguments: further words of its command line.
         patience: the seconds that it may take to answer about its health, or to count a token while
-            it has requests; after that it is taken to hang.
+            it has requests (then at least two looks); after that it is taken to hang.
     """
 
     engine: str
@@ -180,8 +181,9 @@ class ExternalServer(Served):
         """Ends the process where it does not answer, or has requests and counts no tokens: a front
         end may answer while its engine hangs."""
         reason, patience = None, self.program.patience
-        if self.idle > patience:
-            reason = f"it has requests, and counts no token for over {patience:g} s"
+        counting = max(patience, 2 * LOOK)
+        if self.idle > counting:
+            reason = f"it has requests, and counts no token for over {counting:g} s"
         elif not await self._healthy(patience):
             reason = f"its /health fails, or takes over {patience:g} s"
         if self.works and reason is not None:

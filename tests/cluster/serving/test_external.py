@@ -14,7 +14,7 @@ import pytest
 
 from cluster.serving.external.app import ExternalService, _counted, _prompts, build_external_app
 from cluster.serving.external.metrics import ExternalMetrics, _sums
-from cluster.serving.external.process import ExternalServer, Program, log_file
+from cluster.serving.external.process import LOOK, ExternalServer, Program, log_file
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import Access
 from cluster.serving.http.limits import RequestLimits, WindowUse
@@ -295,6 +295,13 @@ async def test_a_server_whose_metrics_do_not_answer_has_counted_nothing(
         await ExternalMetrics(Fleet([server]))._look()
         assert (server.idle > 900) == idle
         assert await server.probe() != idle
+
+
+async def test_a_server_counts_until_its_counts_were_looked_at_twice(tiny_spec):
+    async with programs_server(tiny_spec) as server:
+        for seconds, works in ((LOOK + 5, True), (2 * LOOK + 5, False)):
+            server.worked = time.monotonic() - seconds
+            assert await server.probe() == works
 
 
 def test_a_certificate_names_what_is_different_here(tiny_spec, bare_home):
