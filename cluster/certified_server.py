@@ -134,13 +134,8 @@ def _started(
     served = server.served(pair, mode, (), Path(scratch))
     log = log_file(f"certify-{server.name}-{os.getpid()}")
     process = served.process(mode.name, clients, log)
-    with running(process) as url:
-        try:
-            with _open(ServerAddress(url=url), pair) as answerer:
-                yield answerer, served.version, served.settings
-        except UserError:
-            process.check()  # why it has ended, if it has, says more
-            raise
+    with running(process) as url, _open(ServerAddress(url=url), pair) as answerer:
+        yield answerer, served.version, served.settings
 
 
 @contextmanager

@@ -134,9 +134,14 @@ class ServerProcess:
 
 @contextmanager
 def running(server: ServerProcess) -> Iterator[str]:
-    """A server during the block, on a free port; yields its URL."""
+    """A server during the block, on a free port; yields its URL. Where it has ended by itself, an
+    error of the block becomes one that says why."""
     try:
         yield server.start(free_port())
+    except UserError:
+        sleep(_LOOK)  # its keeper ends just after it
+        server.check()
+        raise
     finally:
         server.stop()
 

@@ -16,6 +16,7 @@ from cluster.serving.cores import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.servers.process import ServerProcess, running
 from tests.commands import alive, children, wait_until
+from tests.local_server import ending_server
 
 SERVER = """
 import http.server, subprocess, sys
@@ -89,6 +90,20 @@ def test_what_it_prints_is_added_to_its_log(tmp_path):
         with pytest.raises(UserError, match=f"its server ended: {said}"):
             process.start(1)
     assert log.read_text() == "ValueError: no memory\nanother reason\n"
+
+
+def test_an_error_while_it_is_used_says_why_it_has_ended(tmp_path):
+    def asked(process):
+        with running(process) as url:
+            try:
+                httpx.post(url)
+            except httpx.HTTPError as error:
+                raise UserError(f"{url}: does not answer: {error}") from None
+
+    log = tmp_path / "log"
+    with pytest.raises(UserError) as ended:
+        asked(ending_server("a server", log))
+    assert str(ended.value) == f"a server: its server ended: CudaError: no memory (log: {log})"
 
 
 def test_a_signal_that_ends_it_is_told():
