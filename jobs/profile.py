@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,6 @@ from jobs import options
 from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 POOR_FIT = 0.9
@@ -69,15 +67,20 @@ def main(
     from dashboards.reports.profile import sections
     from specdec_core.measure.forward_times import workspace_profile
     from specdec_core.measure.profiling import profile_pair
+    from specdec_core.servers.answers import served_pair
     from specdec_core.servers.table import server_of
 
-    measure: Callable[..., Profile] = profile_pair
+    server = None
     if engine is not None:
-        measure = server_of(engine, stage="profile", option="--engine").profile
+        server = server_of(engine, stage="profile", option="--engine")
     with ConsoleProgress(console) as progress:
-        progress.stage(f"loading {spec.name}")
-        with loaded_pair(spec, placement, every_draft) as pair:
-            profile = measure(pair, **settings, observer=progress)
+        if server is not None:
+            pair = served_pair(spec)  # in the types of a sweep of that server
+            profile = server.profile(pair, **settings, observer=progress)
+        else:
+            progress.stage(f"loading {spec.name}")
+            with loaded_pair(spec, placement, every_draft) as pair:
+                profile = profile_pair(pair, **settings, observer=progress)
     path = profile.save(out or workspace_profile(pair.spec, elsewhere=elsewhere))
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:

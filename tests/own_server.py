@@ -63,7 +63,8 @@ class OwnServer(Server):
         from specdec_core.models.pair import load_pair
 
         small = {"widths": (1, 2, 3), "contexts": (16,), "repeats": 1}
-        return profile_pair(load_pair(pair.spec), **{**sizes, **small})
+        found = profile_pair(load_pair(pair.spec), **{**sizes, **small})
+        return found.model_copy(update={"device": "cpu, own 1"})
 
 
 def main() -> None:

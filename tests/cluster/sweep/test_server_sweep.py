@@ -12,13 +12,15 @@ from cluster.sweep import server as server_sweep
 from cluster.sweep import server_stages
 from cluster.sweep.server import run_server_sweep
 from dashboards.reports.server_sweep import report
+from jobs import profile
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.plug_in_drafter import check_chains
 from specdec_core.servers.server import ServedMode, WrittenFiles
-from tests.commands import server_plan
+from specdec_core.servers.table import SERVERS
+from tests.commands import plan_file, printed, server_plan
 from tests.jobs.conftest import record_prompts
 from tests.local_server import ending_server, engine_server
 from tests.observers import Heard, HeardRecording
@@ -131,6 +133,29 @@ def test_a_draft_that_the_server_cannot_read_is_left_out_of_the_whole_sweep(
     assert folder.profile().drafts == {}
     assert len(result.race.rows) == 2
     assert not any(each.drafts for each in result.configurations.values())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_sweep_finds_the_profile_that_the_command_has_measured(
+    plan, command, tmp_path, monkeypatch
+):
+    """In the type that the target is stored in, not in the one that is the fastest here."""
+
+    def fastest(name, width, pack):
+        return "bfloat16" if width > 1 else "float32"
+
+    monkeypatch.setattr("specdec_core.models.pair._faster_dtype", fastest)
+    monkeypatch.setitem(SERVERS, "own", OwnServer())
+    auto = {"target_dtype": "auto", "draft_dtype": "auto"}
+    pair = plan.pair.model_copy(update={"runner": plan.pair.runner.model_copy(update=auto)})
+    search = [{"drafter": {"kind": "draft_model"}}]
+    file = plan_file(tmp_path, pair=pair.model_dump(mode="json"), search=search)
+    home, options = tmp_path / "home", ["--config", file, "--engine", "own", "--batches", "1,2"]
+    printed(command(profile.main, home, *options))
+    monkeypatch.setattr(OwnServer, "profile", None)
+    given = plan.model_copy(update={"pair": pair, "profile": None})
+    result, *_ = run_server_sweep(given, OwnServer(), home, "", "mine")
+    assert result.times == "cpu, own 1"
 
 
 @pytest.mark.usefixtures("in_process")
