@@ -38,13 +38,15 @@ _ARCTIC = "arctic-inference==0.1.1"
 
 class VllmPeer(Peer):
     """vLLM in one mode, in a long-lived process, because the speculative settings are fixed at its
-    start. It decodes up to `requests` requests together."""
+    start. It decodes up to `requests` requests together. Another thread than the one that opens it
+    may close it, before it is open too: once closed, it does not open."""
 
     def __init__(self, pair: Pair, mode: Mode, requests: int = 1) -> None:
         self.name, self.with_ours, self.version = mode.name, mode.with_ours, "vllm"
         self._spec, self._mode = pair.spec, mode
         self._eos = sorted(pair.eos_token_ids)
         self._worker: Worker | None = None
+        self._closed = False
         self._folder = ExitStack()
         self._engine = engine_settings(pair, mode, requests)
         self._environment = {
@@ -68,6 +70,8 @@ class VllmPeer(Peer):
         # -P: the script's folder has modules named like the libraries it needs
         self._worker = Worker(self.name, [str(interpreter()), "-P", str(_WORKER)], environment)
         try:
+            if self._closed:
+                raise UserError(f"{self.name}: closed before it was open")
             hello = self._worker.ask({"engine": self._engine}, _START)
         except BaseException:  # Ctrl-C too
             self.close()
@@ -101,9 +105,10 @@ class VllmPeer(Peer):
         self.call("forget")
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        self._closed = True
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
         self._folder.close()
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:

@@ -22,13 +22,14 @@ from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import (
     VENV,
+    VllmPeer,
     engine_settings,
     has_suffix,
     inherited_environment,
     process_environment,
 )
 from specdec_core.servers.vllm.server import SUFFIX
-from tests.commands import ran
+from tests.commands import children, ran
 from tests.peers import peers_of, vllm_installed
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.models.eagle.pair_heads import save_head_of
@@ -139,6 +140,21 @@ def test_costs_that_a_plug_in_asks_for_may_be_measured_before_it_gets_them(tiny_
     assert mode.plug_in == asking
     with pytest.raises(UserError, match="vLLM has no profile; give a number"):
         VLLM.mode_of(asking, models)
+
+
+def test_one_that_is_closed_while_it_opens_ends_its_worker_at_once(tiny_pair, venv):
+    """A profile ends all that it has started, also those that have no worker yet."""
+    program = venv / "bin" / "python"
+    hello = json.dumps({"version": "1", "settings": {}})
+    program.write_text(f"#!/bin/sh\necho '{hello}'\nwhile read line; do :; done\n")
+    program.chmod(0o755)
+    first, second = (VllmPeer(tiny_pair, Mode("vLLM", {})) for _ in range(2))
+    with first:
+        assert first.version == "1"
+    second.close()
+    with pytest.raises(UserError, match="vLLM: closed before it was open"):
+        second.open()
+    assert not children(str(program))
 
 
 def test_for_heads_it_writes_hidden_states_of_their_layers(tiny_pair, venv):
