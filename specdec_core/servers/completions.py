@@ -116,7 +116,7 @@ class AnswerServer:
             tokens = self._json(answer)["tokens"]
         else:
             body = {**self._body(prompt, max_new_tokens), **self._more, **fields}
-            choice = self._choice(self._json(self._send("POST", "/v1/completions", body)))
+            choice = self._completed(self._send("POST", "/v1/completions", body), prompt)
             tokens = choice.get("token_ids")
             if tokens is None:
                 tokens = self._tokenised(list(prompt), choice)[:max_new_tokens]
@@ -163,7 +163,7 @@ class AnswerServer:
         """
         fields = {"echo": True, "logprobs": TOPS, "return_tokens_as_token_ids": True}
         body = {**self._body(tokens, 0), **fields}
-        choice = self._choice(self._json(self._send("POST", "/v1/completions", body)))
+        choice = self._completed(self._send("POST", "/v1/completions", body), tokens)
         try:
             tops = choice["logprobs"]["top_logprobs"][1 : len(tokens)]
             found = [
@@ -223,7 +223,7 @@ class AnswerServer:
         them."""
         body = self._body(self.least, 1) | fields
         answer = self._send("POST", "/v1/completions", body)
-        return None if answer.status_code in _UNKNOWN else self._choice(self._json(answer))
+        return None if answer.status_code in _UNKNOWN else self._completed(answer, self.least)
 
     def _is_llama_cpp(self) -> bool:
         """Whether the server has llama.cpp's route, with token ids in its answer."""
@@ -268,6 +268,15 @@ class AnswerServer:
             return answer.json()
         except ValueError:
             raise UserError(f"{self.url}: answers something else than JSON") from None
+
+    def _completed(self, answer: httpx.Response, prompt: Sequence[int]) -> dict[str, Any]:
+        """The choice of an answer. The hidden states that were written beside it are removed."""
+        content = self._json(answer)
+        choice = self._choice(content)
+        if (path := hidden_states.written(content)) is not None:
+            with suppress(UserError):  # also where it cannot be read here
+                hidden_states.taken(path, prompt)
+        return choice
 
     def _choice(self, content: Any) -> dict[str, Any]:
         try:

@@ -198,10 +198,9 @@ class WritesStates:
 
         await self.application(scope, again, keep)
         content = json.loads(answer)
-        if wanted:
-            [choice] = content["choices"]
-            path = self._write([*asked["prompt"], *choice["token_ids"][:-1]])
-            content["kv_transfer_params"] = {"hidden_states_path": str(path)}
+        [choice] = content["choices"]
+        path = self._write([*asked["prompt"], *(choice["token_ids"][:-1] if wanted else ())])
+        content["kv_transfer_params"] = {"hidden_states_path": str(path)}
         await JSONResponse(content)(scope, again, send)
 
     @torch.inference_mode()

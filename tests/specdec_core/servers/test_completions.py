@@ -8,6 +8,8 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt import Prompt
@@ -129,6 +131,30 @@ def test_llama_cpp_gives_token_ids_by_its_own_route():
     assert greedy["prompt"] == PROMPT
     assert (greedy["temperature"], sampled["temperature"], sampled["seed"]) == (0, 1, 3)
     assert all(body["return_tokens"] and not body["cache_prompt"] for body in (greedy, sampled))
+
+
+def test_hidden_states_that_were_not_asked_for_are_removed(tmp_path):
+    """vLLM writes them for every request, once it is started so."""
+    (states := tmp_path / "states").mkdir()
+    (other := tmp_path / "other").touch()
+
+    def writing(body):
+        path, prompt = states / "0.safetensors", torch.tensor(body["prompt"])
+        content = {"hidden_states": torch.zeros(len(prompt), 1, 2), "token_ids": prompt}
+        save_file(content, path)
+        path.with_name(f"{path.name}.lock").touch()
+        place = path if body["max_tokens"] < 9 else other
+        answer = choice(token_ids=[5], logprobs={"top_logprobs": [None, {"token_id:5": -0.5}]})
+        return 200, {**answer, "kv_transfer_params": {"hidden_states_path": str(place)}}
+
+    with scripted(writing) as url:
+        server = AnswerServer(url, TOKENIZER, [0])
+        assert not [*states.iterdir()]  # nor of the requests that find out what it is
+        assert server.complete(PROMPT, 1) == [5]
+        assert server.logprobs([1, 5]) == [{5: -0.5}]
+        assert not [*states.iterdir()]
+        assert server.complete(PROMPT, 9) == [5]  # it names another file
+    assert other.exists()
 
 
 def test_an_interrupt_does_not_wait_for_an_answer_under_way():
