@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from specdec_core.recordings.plan import Batch, RecordingPlan, ShardPrompt
 from specdec_core.recordings.schema import PROMPTS, read_table, shard_file, shards
 from specdec_core.servers.completions import AnswerServer
 
+_AHEAD = 4  # prompts for each client that are sent beyond the shard that is taken next
 _COMPARED = 8  # tokens of an answer that must be the same when a recording is resumed
 
 
@@ -127,12 +128,15 @@ def asking(
     features: bool = False,
 ) -> Iterator[Callable[[int], list[Answer]]]:
     """Send the prompts of some shards to the server in order, `clients` at a time. Yields a
-    function that waits for the answers to a shard, with their `features` or without.
+    function that waits for the answers to a shard, with their `features` or without. The shards are
+    to be taken in order; only some prompts are sent ahead.
 
     At the end no further prompt is sent, and answers under way are not waited for: the threads are
     daemons, which an executor's threads are not."""
     asked: dict[int, list[Future[list[Answer]]]] = {}
     waiting: SimpleQueue[tuple[Future[list[Answer]], ShardPrompt]] = SimpleQueue()
+    # The answers wait in memory until a shard is taken, perhaps with features.
+    room = Semaphore(_AHEAD * clients + max(map(len, shards.values()), default=0))
     for number, batch in shards.items():
         asked[number] = [Future() for _ in batch]
         for pair in zip(asked[number], batch, strict=True):
@@ -141,20 +145,27 @@ def asking(
     def work() -> None:
         with suppress(Empty):
             while True:
+                room.acquire()
                 future, prompt = waiting.get_nowait()
                 try:
                     future.set_result(answers_to(server, prompt, max_new_tokens, features))
                 except Exception as error:  # raised where the answer is waited for
                     future.set_exception(error)
 
+    def taken(number: int) -> list[Answer]:
+        answers = [each for one in asked.pop(number) for each in one.result()]
+        room.release(len(shards[number]))
+        return answers
+
     for _ in range(clients):
         Thread(target=work, daemon=True).start()
     try:
-        yield lambda number: [each for one in asked.pop(number) for each in one.result()]
+        yield taken
     finally:
         with suppress(Empty):
             while True:
                 waiting.get_nowait()
+        room.release(clients)  # they end
 
 
 def check_answers(server: AnswerServer, folder: Path, max_new_tokens: int) -> None:

@@ -4,7 +4,7 @@ import json
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.recordings.plan import ShardPrompt
-from specdec_core.servers.answers import asking
+from specdec_core.servers.answers import _AHEAD, asking
 from specdec_core.servers.completions import KEY, AnswerServer
+from tests.commands import wait_until
 from tests.conftest import chat_tokenizer, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -155,6 +156,28 @@ def test_hidden_states_that_were_not_asked_for_are_removed(tmp_path):
         assert not [*states.iterdir()]
         assert server.complete(PROMPT, 9) == [5]  # it names another file
     assert other.exists()
+
+
+def test_prompts_are_sent_only_some_before_the_answers_are_taken():
+    asked = []
+
+    def answer(body):
+        asked.append(body)
+        return 200, choice(token_ids=[5])
+
+    with scripted(answer) as url:
+        server, prompt = AnswerServer(url, TOKENIZER, [0]), Prompt(id="p", text="def")
+        before, most = len(asked), _AHEAD + 2  # of shards of two prompts, with one client
+        turns = [ShardPrompt(range(n, n + 1), prompt, tuple(PROMPT)) for n in range(40)]
+        shards = {n: turns[2 * n : 2 * n + 2] for n in range(20)}
+        with asking(server, 1, shards, 9) as taken:
+            wait_until(lambda: len(asked) - before == most)
+            sleep(0.2)
+            assert len(asked) - before == most
+            for number in shards:
+                assert [each.tokens for each in taken(number)] == [[5], [5]]
+        assert len(asked) - before == len(turns)
+        server.close()
 
 
 def test_an_interrupt_does_not_wait_for_an_answer_under_way():
