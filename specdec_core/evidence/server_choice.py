@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -251,7 +251,9 @@ def by_load(
     chosen = scheduled({load.clients or 1: configurations[row.name] for load, row in best.items()})
     if chosen in configurations.values():
         return None
-    return next(iter(express(server, models, [chosen]).modes.values()), None)
+    mode = next(iter(express(server, models, [chosen]).modes.values()), None)
+    # A schedule of the plan may have the same label.
+    return mode and replace(mode, name=f"{mode.name}, best by load")
 
 
 def _error(row: LoadRow, load: Load) -> str:

@@ -111,6 +111,9 @@ def test_the_best_at_each_load_is_joined_in_a_table_of_lengths():
     table = by_load(SERVER, MODELS, best, CONFIGURATIONS)
     drafter = table.configuration.drafter
     assert [drafter.at(n) for n in (1, 2, 4, 9)] == [small(k).drafter for k in (6, 2, 2, 2)]
+    other = configured({"kind": "schedule", "ranges": {1: 5, 2: 1}})
+    [planned] = express(SERVER, MODELS, [other]).modes.values()
+    assert planned.name == table.configuration.label != table.name
     same = dict.fromkeys(best, SHORT)
     assert by_load(SERVER, MODELS, same, CONFIGURATIONS) is None
 
