@@ -56,7 +56,7 @@ def check_engine(
     Raises:
         UserError: the server is not installed, has no such configuration, or does not start.
     """
-    pair = served_pair(spec)
+    pair = served_pair(spec, drafts=True)
     asked, clients = first_turns(prompts, pair, extent), extent.slots
     mode = server.mode_of(configuration, models_in(server, pair))
     if mode.autoregressive:
@@ -89,7 +89,7 @@ def check_running(
     Raises:
         UserError: a server does not answer, or there are no weights on this machine.
     """
-    pair = served_pair(spec)
+    pair = served_pair(spec, drafts=True)
     asked, clients = first_turns(prompts, pair, extent), extent.slots
     with _open(address, pair) as server:
         speculated = server_outputs(server, asked, clients, observer)

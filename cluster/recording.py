@@ -200,8 +200,8 @@ class RecordingWorker:
         if self.loaded is None and self.placed is not None:
             self.loaded = load_sharded(self.spec, self.placed)
         if self.loaded is None:
-            load = load_pair if self.served is None else partial(served_pair, heads=True)
-            self.loaded = load(self.spec)
+            served = partial(served_pair, drafts=True, heads=True)
+            self.loaded = (load_pair if self.served is None else served)(self.spec)
         return self.loaded
 
     def fingerprints(self) -> dict[str, str]:

@@ -88,7 +88,6 @@ def run_server_sweep(
     # A server that does not give what the drafts read is refused before it is started.
     layers = served_layers(plan.pair) if recording is None else ()
     answering = server.answering(layers)
-    observer.stage(f"loading the drafts of {plan.pair.name}")
     pair = served_pair(in_types)
     race = race.model_copy(update={"pair": pair.spec})
     with ExitStack() as held:

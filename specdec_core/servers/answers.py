@@ -183,9 +183,9 @@ def check_answers(server: AnswerServer, folder: Path, max_new_tokens: int) -> No
             )
 
 
-def served_pair(spec: PairSpec, heads: bool = False) -> Pair:
-    """The drafts of a pair, loaded, with `heads` or without, beside a target without weights; sets
-    this process's torch threads. Raises :class:`UserError` for a missing model."""
+def served_pair(spec: PairSpec, drafts: bool = False, heads: bool = False) -> Pair:
+    """A pair with a target without weights; with `drafts`, its drafts are loaded, with `heads` or
+    without. Sets this process's torch threads. Raises :class:`UserError` for a missing model."""
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec, served=True)
     if spec.runner.target_dtype == "auto":  # no forward of the target is timed here
@@ -194,4 +194,5 @@ def served_pair(spec: PairSpec, heads: bool = False) -> Pair:
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)
     target = load_skeleton(spec.target).to(getattr(torch, spec.runner.target_dtype))
-    return Pair(spec, tokenizer, target, load_drafts(spec, target if heads else None))
+    loaded = load_drafts(spec, target if heads else None) if drafts else {}
+    return Pair(spec, tokenizer, target, loaded)

@@ -10,6 +10,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
 from specdec_core.models.eagle import EagleOneHead, EagleSettings
 from specdec_core.search.nearest import counterpart_or_nearest
+from specdec_core.servers.answers import served_pair
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.server import DraftFile
 from specdec_core.servers.table import SERVERS
@@ -32,6 +33,13 @@ def head_file(pair, folder, server):
     drafts = {**pair.spec.drafts, "head": str(folder)}
     spec = pair.spec.model_copy(update={"drafts": drafts})
     return models_of(spec, SERVERS[server]).drafts["head"]
+
+
+def test_a_servers_pair_has_the_weights_of_drafts_only_where_they_are_asked_for(tiny_spec):
+    alone, beside = served_pair(tiny_spec), served_pair(tiny_spec, drafts=True)
+    assert alone.drafts == {}
+    assert beside.drafts["draft"].device.type == "cpu"
+    assert {pair.target.device.type for pair in (alone, beside)} == {"meta"}
 
 
 def eagle_one(pair, folder, architecture):
