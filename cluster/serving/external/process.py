@@ -55,9 +55,10 @@ def log_file(name: str) -> Path:
     """The workspace's file for what a program prints. Of the other files the latest are kept."""
     logs = workspace() / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    by_age = sorted(logs.glob("*.log"), key=lambda file: file.stat().st_mtime)
-    for file in by_age[:-_LOGS_KEPT]:
-        file.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # another replica removes some just now
+        by_age = sorted(logs.glob("*.log"), key=lambda file: file.stat().st_mtime)
+        for file in by_age[:-_LOGS_KEPT]:
+            file.unlink(missing_ok=True)
     return logs / f"{name}.log"
 
 

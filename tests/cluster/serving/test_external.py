@@ -130,6 +130,11 @@ def test_old_logs_are_removed(bare_home):
     assert {"words-0.log", "words-59.log"} & kept == {"words-0.log"}
 
 
+def test_a_log_that_another_replica_removes_meanwhile_is_no_error(bare_home):
+    log_file("words-0").with_name("gone.log").symlink_to("nowhere")
+    assert log_file("next").name == "next.log"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
