@@ -152,14 +152,15 @@ def _elsewhere(
 ) -> Callable[..., ServerChecks] | None:
     """The checks in another server that the options ask for, of a pair, prompts and extent; None
     where they ask for none. Raises :class:`UserError` for options that do not go together."""
-    if engine is None and server is None:
+    if server is None:
         for option, value in (("against", against), ("server-model", server_model)):
             if value is not None:
                 raise UserError(f"--{option} needs --server")
-        if dtype is not None:
-            raise UserError("--dtype needs --engine or --server")
-        return None
-    if engine is not None and (server is not None or against is not None):
+        if engine is None:
+            if dtype is not None:
+                raise UserError("--dtype needs --engine or --server")
+            return None
+    elif engine is not None:
         raise UserError("--engine starts the server: give it or --server")
     if cluster is not None:
         raise UserError("--cluster has the devices of this library's engine, not of a server")

@@ -112,6 +112,7 @@ ROWS = [
     (f"{CERTIFY} --against {NOWHERE}", "--against needs --server"),
     (f"{CERTIFY} --dtype float32", "--dtype needs --engine or --server"),
     (f"{CERTIFY} --engine vllm --server {NOWHERE}", "give it or --server"),
+    (f"{CERTIFY} --engine vllm --server-model x", "--server-model needs --server"),
     (f"{CERTIFY} --engine sglang", "starts; possible: llama_cpp, vllm"),
     (f"{CERTIFY} --server {NOWHERE} --against {NOWHERE}/v1", "this is --server"),
     (
@@ -138,7 +139,7 @@ ROWS = [
     (f"{SERVE} --rate 2 --requests 4", "6 prompts, but 2 requests/s need 20"),
     (f"{SERVE} --clients 1 --peers transformers", "--peers transformers: it has no server"),
     (f"{SERVE} --clients 1 --threads 999", "--threads 999: this process may use"),
-    (f"{SERVE} --clients 8 --requests 4", "--requests 4: fewer than the 8 clients"),
+    (f"{SERVE} --clients 8 --requests 4", "4 requests are fewer than the 8 clients"),
     (f"{SERVE} --clients 4 --requests 4", "6 prompts, but 4 clients need 8"),
     (f"{SERVE} --clients 1 --requests 4 --peers vllm", "make bench-peers"),
     ("serve", "no champion.*`specdec sweep` finds one"),

@@ -92,7 +92,7 @@ class LoadPlan(BenchPlan):
         for load in self.loads:
             if load.requests < (load.clients or 0):
                 raise UserError(
-                    f"--requests {self.requests}: fewer than the {load.clients} clients that send"
+                    f"{load.requests} requests are fewer than the {load.clients} clients that send"
                     " them"
                 )
 
@@ -106,7 +106,7 @@ class LoadPlan(BenchPlan):
             raise UserError(
                 f"{self.prompts.source}: {len(prompts)} prompts, but {loads} need {self.needed},"
                 f" {self.set_aside} of them to warm up: no prompt is sent twice"
-                " to a server; give more prompts, or fewer --requests, --clients or --slots"
+                " to a server; give more prompts, or fewer requests, clients or slots"
             )
         texts = conversations(prompts, pair.tokenizer, self.max_new_tokens, pair.max_length)
         return [LoadRequest(text.tokens(), self.max_new_tokens) for text in texts]
