@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Measurement, Profile, draft_key
 from specdec_core.cost.fitting import nonnegative_line
 from specdec_core.models.pair import Pair
@@ -22,6 +23,21 @@ Prompts = dict[str, dict[int, float]]
 
 
 LENGTHS = (1, 2, 4, 7)  # of a draft's chain; a step of all these is measured in every shape
+CONTEXTS = (64, 256, 512)
+BATCHES = (1, 4)
+PROMPTS = (32, 128, 384)  # tokens of a prompt
+
+
+def fitting_contexts(reached: Mapping[int, int], growth: int, max_length: int) -> list[int]:
+    """The contexts that fit, in order, by the tokens that sequences have `reached` at each when it
+    is measured; they grow by `growth`. Raises :class:`UserError` where none fits."""
+    fitting = sorted(context for context, most in reached.items() if most <= max_length)
+    if not fitting:
+        raise UserError(
+            f"profile contexts: sequences of {min(reached)} tokens grow by {growth} while they are"
+            f" measured, which is more than the {max_length} that the pair can hold"
+        )
+    return fitting
 
 
 def shapes(

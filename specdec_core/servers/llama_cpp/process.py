@@ -15,11 +15,11 @@ import httpx
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.models.pair import Pair
+from specdec_core.servers.llama_cpp import DRAFT
 from specdec_core.servers.llama_cpp.conversion import TYPES, gguf_of
 from specdec_core.servers.server import Mode, ServedMode
 
 FOLDER = Path(__file__).parents[3] / ".llama-cpp"
-DRAFT = "spec-draft-model"
 SERVER = "llama-server"
 _ANSWER = 60.0  # seconds
 # In what --version prints, as "version: 0.6.0-dev (build 11434, commit unknown)".

@@ -33,20 +33,21 @@ from specdec_core.servers.model_files import models_in
 from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode, Server
 from specdec_core.servers.step_profile import (
+    BATCHES,
+    CONTEXTS,
     LENGTHS,
     NGRAM,
     PLAIN,
+    PROMPTS,
     Prompts,
     Steps,
     assembled,
+    fitting_contexts,
     keep_least,
     shapes,
 )
 
 WIDTHS = (1, 2, 3, 5, 8, 13)  # tokens of a row in a step
-CONTEXTS = (64, 256, 512)
-BATCHES = (1, 4)
-PROMPTS = (32, 128, 384)  # tokens of a prompt
 STEPS = 8  # of an answer
 ADDED = 5  # the token that the target adds
 
@@ -73,7 +74,9 @@ def profile_llama_cpp(
     observer = observer or Observer()
     batches = sorted({*batches, 1})
     lookups = sorted({*widths, *(1 + length for length in LENGTHS)} - {1})
-    contexts = _fitting(contexts or CONTEXTS, max(lookups), pair.max_length)
+    widest, growth = max(lookups), 1 + STEPS * max(lookups)
+    reached = {c: max(c - growth // 2, 2 * widest) + growth + 1 for c in contexts or CONTEXTS}
+    contexts = fitting_contexts(reached, growth, pair.max_length)
     modes = _modes(server, pair, [width - 1 for width in lookups])
     steps: dict[str, Steps] = {name: {} for name, _ in modes}
     prompts: Prompts = {name: {} for name, _ in modes if name != NGRAM}
@@ -106,20 +109,6 @@ def profile_llama_cpp(
     steps[NGRAM] |= steps[PLAIN]  # a lookup that finds nothing takes no time that can be measured
     version = served[PLAIN, 0].version
     return assembled(pair, steps, prompts, 0.0, version, ahead=False)
-
-
-def _fitting(contexts: Sequence[int], widest: int, max_length: int) -> list[int]:
-    """The contexts that fit while an answer is decoded, in order."""
-    growth = 1 + STEPS * widest
-    fitting = sorted(
-        {c for c in contexts if max(c - growth // 2, 2 * widest) + growth < max_length}
-    )
-    if not fitting:
-        raise UserError(
-            f"profile contexts: sequences of {min(contexts)} tokens grow by {growth} while they are"
-            f" measured, which is more than the {max_length} that the pair can hold"
-        )
-    return fitting
 
 
 def _modes(server: Server, pair: Pair, lookups: Sequence[int]) -> dict[tuple[str, int], Mode]:

@@ -14,6 +14,7 @@ from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import fixed_chain
+from specdec_core.servers.llama_cpp import DRAFT
 from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server, WrittenFiles
 
 # torch takes a second to import, so the methods import what needs it.
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
 
 CONVERT = "specdec_core.servers.llama_cpp.convert"
-DRAFT = "spec-draft-model"
 TYPE = "spec-type"
 TYPES = {"model": "draft-simple", "eagle3": "draft-eagle3"}  # by the kind of a draft
 # What --spec-default stands for.

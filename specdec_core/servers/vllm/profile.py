@@ -27,13 +27,17 @@ from specdec_core.models.pair import Pair
 from specdec_core.servers.model_files import models_in
 from specdec_core.servers.server import Mode, Server
 from specdec_core.servers.step_profile import (
+    BATCHES,
+    CONTEXTS,
     LENGTHS,
     NGRAM,
     PLAIN,
+    PROMPTS,
     SUFFIX,
     Prompts,
     Steps,
     assembled,
+    fitting_contexts,
     keep_least,
     shapes,
 )
@@ -41,11 +45,8 @@ from specdec_core.servers.vllm.process import VllmPeer, has_suffix
 from specdec_core.servers.vllm.settings import METHODS, TOKENS, any_load
 
 WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
-CONTEXTS = (64, 256, 512)
-BATCHES = (1, 4)
 LAPS = 3
 FEW_WIDTHS = (1, *(1 + length for length in LENGTHS))
-PROMPTS = (32, 128, 384)  # tokens of a prompt
 
 
 def profile_vllm(
@@ -69,9 +70,11 @@ def profile_vllm(
         UserError: vLLM is not there or does not run, or sizes do not fit.
     """
     observer = observer or Observer()
-    contexts, batches = contexts or CONTEXTS, sorted({*batches, 1})
+    batches = sorted({*batches, 1})
     widths = sorted({1, *widths, *(1 + length for length in LENGTHS)})
-    contexts = _checked(contexts, len(widths) * (repeats + 4), pair.max_length)
+    growth = len(widths) * (repeats + 4)
+    reached = {context: context + growth for context in contexts or CONTEXTS}
+    contexts = fitting_contexts(reached, growth, pair.max_length)
     modes = _modes(server, pair, max(widths) - 1)
     observer.stage("starting vLLM in its modes", len(modes))
     # On a CPU they compile side by side. On a GPU vLLM refuses memory that changes meanwhile.
@@ -116,17 +119,6 @@ def profile_vllm(
             observer.step()
         version = peers[PLAIN].version
     return assembled(pair, steps, prompts, min(rest), version)
-
-
-def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]:
-    """The contexts that fit, in order, if rows grow by `growth` tokens."""
-    fitting = sorted({context for context in contexts if context + growth <= max_length})
-    if not fitting:
-        raise UserError(
-            f"profile contexts: sequences of {min(contexts)} tokens grow by {growth} while they are"
-            f" measured, which is more than the {max_length} that the pair can hold"
-        )
-    return fitting
 
 
 def _modes(server: Server, pair: Pair, most: int) -> dict[str, Mode]:
