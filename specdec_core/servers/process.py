@@ -24,6 +24,7 @@ from specdec_core.base.errors import UserError
 START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
 _ENDING = 10.0  # seconds in which a keeper ends after its command, or after SIGKILL
 _LOOK = 0.1  # between looks at whether it is ready
+_DYING = 0.5  # in which it ends, if it does, after it has answered no more
 # In a line that tells of an error; the last three are llama.cpp's.
 _ERROR = re.compile(r"rror: |error while handling |error loading model|failed to initialize")
 
@@ -137,11 +138,13 @@ def running(server: ServerProcess) -> Iterator[str]:
     """A server during the block, on a free port; yields its URL. Where it has ended by itself, an
     error of the block becomes one that says why."""
     try:
-        yield server.start(free_port())
-    except UserError:
-        sleep(_LOOK)  # its keeper ends just after it
-        server.check()
-        raise
+        url = server.start(free_port())
+        try:
+            yield url
+        except UserError:
+            sleep(_DYING)
+            server.check()
+            raise
     finally:
         server.stop()
 

@@ -194,9 +194,8 @@ def test_its_cache_has_room_in_the_targets_type_and_takes_no_share_of_the_gpu(ti
     # Of 16 tokens' keys and values of a layer, a block holds the states of 3 layers of 2 tokens.
     states = VLLM.answering((2, 15, 28))
     assert settings(states, 1)["kv_cache_memory_bytes"] > (1 + 16 // 2) * one
-    assert settings(states, 64) == settings(plain, 64) | {
-        "speculative_config": dict(states.settings)
-    }
+    told = {"speculative_config": dict(states.settings)}
+    assert settings(states, 64) == settings(plain, 64) | told
 
 
 def test_its_threads_are_ours_and_bound(tiny_pair, venv, monkeypatch):
