@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from functools import partial
@@ -65,7 +66,14 @@ def main(
     asked = given(config=config, version=version, promote=promote, back=back or None)
     if len(asked) > 1:
         raise UserError(f"--{' and --'.join(asked)}: give one")
+    instead = "".join(asked)
+    if canary is not None and instead in ("promote", "back"):
+        raise UserError(f"--canary: not with --{instead}")
+    if which != "champion" and instead not in ("", "promote"):
+        raise UserError(f"{which}: not with --{instead}")
     if promote is not None:
+        if url is not None:
+            raise UserError("--url: not with --promote, which changes no running server")
         _promote(promote, _alias(which, None), uncertified, engine)
         return
     if engine is not None:
@@ -85,10 +93,13 @@ def main(
     else:
         deployment = _registered(server, _alias(which, version))
     if deployment.certificate is None and not uncertified:
+        found = deployment.configuration.id
+        # Without --config the command certifies the champion, whose sweep may be elsewhere.
+        default = which == "champion" and version is None
+        check = certify_command(server.program, config or (None if default else found))
         raise UserError(
-            f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
-            f" `{certify_command(server.program, config)}` writes one, --uncertified accepts it"
-            " without"
+            f"{found} ({deployment.source}) has no certificate: `{check}` writes one, --uncertified"
+            " accepts it without"
         )
     if canary is not None:
         _try_out(server, deployment, _share(canary))
@@ -111,8 +122,8 @@ def _switch(server: RunningServer, order: Callable[[], Deployment]) -> None:
 def certify_command(engine: str | None, config: str | Path | None = None) -> str:
     """The command that certifies a configuration in an engine."""
     options = given(config=config, engine=engine)
-    words = [f"--{name} {value}" for name, value in options.items()]
-    return " ".join([program("specdec"), "certify", *words])
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return shlex.join([program("specdec"), "certify", *words])
 
 
 def _model(server: RunningServer) -> str:

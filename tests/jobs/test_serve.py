@@ -313,6 +313,23 @@ def test_what_is_missing_is_certified_where_it_is_served(home, swept):
         deploy.main(engine="vllm")
 
 
+def test_the_named_command_certifies_the_challenger_or_version_that_lacks_a_certificate(
+    home, url, tiny_spec
+):
+    appointed(tiny_spec, LOOKUP)
+    registry.appoint(tiny_spec.name, 1, "challenger")
+    for asked in ({"which": "challenger"}, {"version": 1}):
+        with pytest.raises(UserError, match=f"certify --config {LOOKUP.id}` writes one"):
+            deploy.main(url=url, **asked)
+    with pytest.raises(UserError, match="certify` writes one"):  # of the champion
+        deploy.main(url=url)
+
+
+def test_the_command_that_certifies_a_file_can_be_pasted_into_a_shell():
+    words = shlex.split(deploy.certify_command("vllm", "my file.yaml"))
+    assert words[1:] == ["certify", "--config", "my file.yaml", "--engine", "vllm"]
+
+
 TRAFFIC_OPERATION = Operation("a secret")
 KEYS = Access(keys=(b"nobody's hash",)).admitting(TRAFFIC_OPERATION.token)
 
