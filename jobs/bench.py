@@ -72,7 +72,8 @@ class BenchRun:
 def plan_options(options: Mapping[str, Any], servers: bool, **more: Any) -> dict[str, Any]:
     """The values of a benchmark's plan that the `options` of a command give, by name: the pair, the
     configurations to add for it, prompts and peers; and `more`. `servers`: only peers with one."""
-    spec, chosen = _chosen(options["config"] or [], options["target"], options["draft"])
+    placed = options.get("cluster") is not None
+    spec, chosen = _chosen(options["config"] or [], options["target"], options["draft"], placed)
     base = spec.model_dump(mode="json")
     runner = given(
         **{name: options[name] for name in ("compile", "threads", "max_length")},
@@ -95,10 +96,11 @@ def plan_options(options: Mapping[str, Any], servers: bool, **more: Any) -> dict
 
 
 def _chosen(
-    config: list[Path], target: str | None, draft: list[str] | None
+    config: list[Path], target: str | None, draft: list[str] | None, placed: bool
 ) -> tuple[PairSpec, list[Configuration]]:
     """The pair of the files, and their configurations, which are added to the plan's; without files
-    the champion's, if there is one and the options name no other pair."""
+    the champion's, if there is one, if it can be a row (`placed`: the models have devices of their
+    own), and if the options name no other pair."""
     if config:
         choices = [read_config(path, check=False)[0] for path in config]
         spec = choices[0].pair
@@ -114,8 +116,11 @@ def _chosen(
             console.print("no champion yet (`specdec sweep` finds one): without its row")
             return PairSpec(), []
         spec, configuration, version = champion
-        if not configuration.lossless:
-            console.print(f"the champion, {configuration.label}, is lossy: without its row")
+        why = "" if configuration.lossless else "is lossy"
+        if configuration.asynchronous and not placed:
+            why = "drafts on its own device"
+        if why:
+            console.print(f"the champion, {configuration.label}, {why}: without its row")
             return spec, []
         console.print(f"champion  {configuration.label}, version {version}", soft_wrap=True)
         return spec, [configuration]
@@ -198,16 +203,18 @@ def result_folder(name: str | None, plan: BenchPlan) -> Path:
 def deliver(
     result: Comparison[Any], shown: Report, prompts: Sequence[Prompt], folder: Path
 ) -> None:
-    """Write the result and its report into `folder`, whole or not at all, log it and show it."""
+    """Write the result and its report into `folder`, log it and show it. What cannot be logged is
+    not in `folder` either, so that the same command delivers both. Raises :class:`UserError`."""
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
-    from dashboards.outputs.mlflow_runs import log
+    from dashboards.outputs.mlflow_runs import delivering, log
     from specdec_core.base.files import atomic_folder
 
     with atomic_folder(folder) as place:
         result.save(place)
         write(shown, place)
-    log(shown, [folder], prompts=(result.prompts, prompts))
+        with delivering("the runs are kept, and the same command delivers them"):
+            log(shown, [place], prompts=(result.prompts, prompts), resume=folder)
     show(console, shown.sections)
     point("report", folder / "report.md")
     print_runs_page(result.pair.name, "benchmarks")

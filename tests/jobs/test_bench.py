@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from jobs import bench_offline, bench_serve
+from jobs.bench import _chosen
 from jobs.bench_exported import our_modes
 from jobs.bench_offline import ROWS
 from specdec_core.base.errors import UserError
@@ -18,11 +19,13 @@ from specdec_core.evidence.load.result import LoadResult
 from specdec_core.measure.parts import Parts
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.process import free_port
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.transformers.peer import TransformersPeer
 from tests.commands import ROOT, assert_refused, assert_shown, config_file, printed, prompts_file
 from tests.conftest import save_random_head
 from tests.observers import Heard
+from tests.registered import appointed, runs_in
 from tests.specdec_core.kinds import chain, configured
 
 DRAFTED = ", K=2"
@@ -60,6 +63,29 @@ def test_a_bench_is_shown_written_and_logged(bench, home):
     takes = [take for row in result.rows for repeat in row.takes for take in repeat]
     assert [take.tokens for take in takes] == [8] * (3 * 2 * 2)
     assert (pd.read_csv(folder / "summary.csv")["equal_own"] == 4).all()
+
+
+def test_a_bench_whose_store_is_away_is_delivered_by_the_same_command(bench, home, monkeypatch):
+    short, folder = ("--max-new-tokens", 4, "--repeats", 1), home / "bench" / "mine"
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+        missed = bench(*short)
+    assert (missed.returncode, missed.stdout.count("report ")) == (2, 0)
+    assert "the runs are kept, and the same command delivers them" in missed.stderr
+    assert not folder.exists()
+    assert_shown(bench(*short), "tokens/s", "report ")
+    assert "interrupted and resumed" in (folder / "report.md").read_text()
+    _, (run,), _ = runs_in(home)
+    assert run.info.status == "FINISHED"
+
+
+def test_a_champion_on_two_devices_is_a_row_only_where_they_are_given(home, tiny_spec, capsys):
+    pearl = configured({"kind": "pearl"})
+    appointed(tiny_spec, pearl)
+    assert _chosen([], None, None, placed=False) == (tiny_spec, [])
+    assert "drafts on its own device: without its row" in " ".join(capsys.readouterr().out.split())
+    assert _chosen([], None, None, placed=True) == (tiny_spec, [pearl])
 
 
 def test_a_split_target_writes_what_the_whole_one_does(bench, home, ray_running):
