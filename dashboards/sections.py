@@ -46,9 +46,7 @@ class Section:
     style: str = ""  # of the page: caveats, long
 
     @classmethod
-    def drawn(
-        cls, key: str, figure: go.Figure, frame: pd.DataFrame | None = None, **more: Any
-    ) -> Section:
+    def drawn(cls, key: str, figure: go.Figure, frame: pd.DataFrame | None = None) -> Section:
         """A figure under its own title, and the table that belongs to it, if any."""
         return cls(
             key=key,
@@ -58,7 +56,6 @@ class Section:
             frame=frame,
             shown=None if frame is None else cells.everything(frame),
             on_console=False,
-            **more,
         )
 
 

@@ -74,7 +74,8 @@ def _speedup_titles(result: SweepResult, shown: Sequence[Trial], left_out: int) 
     if timings:
         top = speedup(result, shown[0])
         title = f"{result.labels[shown[0].id]} is {top.value:.2f} times as fast as autoregressive"
-        title += f"; {len(others)} more cannot be told from it" if others else ""
+        if others and shown[0].id == result.champion:
+            title += f"; {len(others)} more cannot be told from it"
     subtitle = (
         "Solid: timed, with the 95 % bootstrap interval; the small line is what the profile had "
         "estimated. Light: estimated only."

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dashboards import cells
+from dashboards.figures.frontier import frontier
+from dashboards.figures.sweep import speedups, time_per_token
 from dashboards.ranking import champion, ranked, speedup
+from dashboards.reports.heads import reliability
 from dashboards.reports.load_choice import loads, served, simulation
 from dashboards.reports.standings import standings, timed_sentences
-from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Report, ReportOrigin, Section
+from specdec_core.base.errors import UserError
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
+
+if TYPE_CHECKING:
+    from specdec_core.drafting.heads.card import HeadCard
 
 TABLE_ROWS = 300
 
@@ -38,6 +46,31 @@ def report(result: SweepResult) -> Report:
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
         ],
     )
+
+
+def drawn(result: SweepResult) -> list[Section]:
+    """All figures of a sweep and of its heads."""
+    sections = [
+        Section.drawn("frontier", frontier(result)),
+        Section.drawn("speedups", speedups(result)),
+        Section.drawn("time", time_per_token(result)),
+    ]
+    if heads := _cards(result):
+        sections.append(reliability(heads))
+    return sections
+
+
+def _cards(result: SweepResult) -> dict[str, HeadCard]:
+    """The cards of the heads in a sweep, without heads that are gone."""
+    loaded: dict[str, HeadCard] = {}
+    configurations = [trial.configuration for trial in result.trials]
+    if names := dict.fromkeys(head for each in configurations for _, head in each.heads):
+        from specdec_core.drafting.heads.storage import load_card  # torch takes seconds to import
+
+        for name in names:
+            with suppress(UserError):
+                loaded[name] = load_card(name)
+    return loaded
 
 
 # Sentences and numbers
@@ -90,10 +123,12 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
         yield "device", f"{profile.device}, {threads}"
     if result.replay is not None:
         replay = result.replay
+        # A resumed sweep may have counted all of them before.
+        rate = f", {replay.per_second:,.0f} a second" if replay.per_second else ""
         yield (
             "replay",
-            f"{replay.configurations:,} configurations counted from {replay.recording}, "
-            f"{replay.per_second:,.0f} a second, instead of {replay.forwards_saved:,} forwards",
+            f"{replay.configurations:,} configurations counted from {replay.recording}{rate},"
+            f" instead of {replay.forwards_saved:,} forwards",
         )
     yield "lossless", lossless(result)
     yield from environment.items()
@@ -113,9 +148,8 @@ def decoding(result: SweepResult) -> str:
 
 
 def lossless(result: SweepResult) -> str:
-    best = champion(result)
-    if best is not None and not best.configuration.lossless:
-        return "no: the champion is a lossy method, allowed by name"
+    if result.champion is not None and not result.served.configuration.lossless:
+        return "no: what is served is a lossy method, allowed by name"
     return (
         "yes: a candidate is kept with probability min(1, p/q) and else replaced by a draw from "
         "norm(max(p − q, 0)), which keeps the target's distribution; greedy output is "

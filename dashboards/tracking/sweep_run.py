@@ -122,7 +122,8 @@ def _summary(result: SweepResult) -> Metrics:
     values: Metrics = {"configurations": len(result.trials)}
     if result.replay is not None:
         values["replayed_configurations"] = result.replay.configurations
-        values["replayed_per_second"] = result.replay.per_second
+        if result.replay.per_second:  # otherwise an earlier run has counted them
+            values["replayed_per_second"] = result.replay.per_second
         values["forwards_saved"] = result.replay.forwards_saved
     values["t_target"] = result.profile.t_target()
     for draft in result.profile.drafts:

@@ -176,6 +176,12 @@ def test_bars_of_a_large_sweep_show_what_was_timed_and_every_family(crowded):
     assert {ranking.family(by_id[i]) for i in shown} == families
 
 
+def test_a_title_counts_ties_with_the_champion_that_it_names(result):
+    assert speedups(result).layout.title.text.endswith("; 1 more cannot be told from it")
+    result.champion = result.autoregressive.config_id  # tied with what the title names
+    assert speedups(result).layout.title.text.endswith("times as fast as autoregressive")
+
+
 def test_time_of_a_token_adds_up_to_the_estimate(result):
     bars = [t for t in time_per_token(result).data if isinstance(t, go.Bar)]
     total: dict[str, float] = {}

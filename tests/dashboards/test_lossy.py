@@ -8,7 +8,7 @@ from cluster.serving.protocol.counts import SpecDec
 from dashboards.outputs.console import table
 from dashboards.outputs.files import write_page
 from dashboards.reports.standings import standings
-from dashboards.reports.sweep import report
+from dashboards.reports.sweep import lossless, report
 from dashboards.store import tracking_uri
 from dashboards.tracking.registry import register
 from dashboards.tracking.sweep_run import SweepRun
@@ -43,7 +43,13 @@ def test_report_and_console_name_it_and_do_not_put_it_first(result, folder):
     assert "lossy" in shown.get()
     chosen = result.model_copy(update={"champion": LOSSY.id})
     page = write_page(report(chosen), folder).read_text()
-    assert "no: the champion is a lossy method, allowed by name" in page
+    assert "no: what is served is a lossy method, allowed by name" in page
+
+
+def test_a_lossy_method_that_is_served_for_loads_alone_is_named(result, under_load):
+    assert lossless(result).startswith("yes: ")
+    choice = under_load.under_load.model_copy(update={"chosen": LOSSY})
+    assert lossless(result.model_copy(update={"under_load": choice})).startswith("no: ")
 
 
 def test_mlflow_runs_and_versions_are_tagged(result, folder, home):

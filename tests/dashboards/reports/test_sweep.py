@@ -10,6 +10,7 @@ from dashboards.outputs.files import write_page
 from dashboards.outputs.html import page as render
 from dashboards.reports.standings import standings
 from dashboards.reports.sweep import caveats, facts, headline, report
+from dashboards.tracking.sweep_run import _summary
 from jobs import report as job
 from specdec_core.base.errors import UserError
 from specdec_core.search.results import ReplaySummary
@@ -138,6 +139,13 @@ def test_a_replayed_sweep_says_what_that_saved(replayed):
     assert "other counts than the replay" not in " ".join(caveats(replayed))
     replayed.replay.equal = 2
     assert "1 had other counts than the replay" in " ".join(caveats(replayed))
+
+
+def test_a_sweep_that_resumed_after_its_replay_has_no_rate_of_it(replayed):
+    assert _summary(replayed)["replayed_per_second"] == 600
+    replayed.replay.per_second = 0
+    assert "a second" not in dict(facts(replayed))["replay"]
+    assert "replayed_per_second" not in _summary(replayed)
 
 
 def test_a_ranking_for_another_machine_says_that_it_was_not_timed(replayed, folder):
