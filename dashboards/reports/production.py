@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dashboards import cells
 from dashboards.sections import Section
@@ -42,14 +42,15 @@ def seen(productions: Sequence[Production]) -> Section:
 def expected(lengths: Sequence[Expectation], now: Production) -> Section:
     """Other lengths beside the present one; a step may take up to the last column times as long as
     now before a length is slower than the present."""
-    tokens = now.tokens(now.length)
+    gains = _gains(lengths, now)
+    present = next(each for each in lengths if each.length == now.length)
     rows = [
         {
             "K": f"{each.length}{' (beyond)' if each.beyond else ''}",
             "tokens": each.tokens,
             "seconds": each.seconds,
-            "speed": each.speed and each.speed / now.speed,
-            "even": each.tokens / tokens,
+            "speed": gains.get(each.length),
+            "even": each.tokens / present.tokens,
         }
         for each in lengths
     ]
@@ -63,16 +64,23 @@ def expected(lengths: Sequence[Expectation], now: Production) -> Section:
     return Section(key="expected", title="Expected", shown=cells.table(rows, columns))
 
 
-def findings(lengths: Iterable[Expectation], now: Production) -> list[str]:
+def _gains(lengths: Sequence[Expectation], now: Production) -> dict[int, float]:
+    """How many times as fast as the present length each is whose time is known. All are estimates
+    by the same acceptance, which need not be that of the server `now`."""
+    speeds = {each.length: each.speed for each in lengths if each.speed is not None}
+    return {length: speed / speeds[now.length] for length, speed in speeds.items()}
+
+
+def findings(lengths: Sequence[Expectation], now: Production) -> list[str]:
     """What follows, and what cannot be known."""
-    known = [each for each in lengths if each.speed is not None and not each.beyond]
-    others = [each for each in known if each.length != now.length]
+    gains = _gains(lengths, now)
+    known = [each.length for each in lengths if each.length in gains and not each.beyond]
     lines = []
-    if others:
-        best = max(known, key=lambda each: each.speed or 0.0)
+    if set(known) - {now.length}:
+        best = max(known, key=gains.__getitem__)
         lines.append(
-            f"fastest by this estimate: K = {best.length},"
-            f" {cells.as_ratio((best.speed or 0.0) / now.speed)} the speed of K = {now.length}"
+            f"fastest by this estimate: K = {best}, {cells.as_ratio(gains[best])} the speed of"
+            f" K = {now.length}"
         )
     else:
         lines.append(

@@ -61,11 +61,6 @@ class Production(Value):
         beyond = surviving[-1] * sum(rate**n for n in range(1, length - len(surviving) + 1))
         return 1 + known + float(beyond)
 
-    @property
-    def speed(self) -> float:
-        """Tokens a second of a request."""
-        return self.tokens(self.length) / self.seconds
-
 
 class Expectation(Value):
     """The estimate for a length: the tokens of a step, its seconds where they are known, and

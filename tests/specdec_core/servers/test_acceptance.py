@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.reports.production import findings
+from dashboards.reports.production import expected, findings
 from jobs.production import read_production
 from specdec_core.base.errors import UserError
 from specdec_core.servers.acceptance import Production, expectations
@@ -144,6 +144,18 @@ def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_pat
     priced = {e.length: e for e in expectations([two], (1, 4), times, "small")}
     # By the profile steps of 1, 2 and 4 candidates take 9, 10 and 12 ms; two were seen to take 20.
     assert [priced[k].seconds for k in (1, 2, 4)] == pytest.approx([0.018, 0.02, 0.024])
+
+
+def test_lengths_are_compared_by_the_acceptance_of_one_server(tmp_path):
+    """The first server accepts less than the second one, whose acceptance the estimates have."""
+    two = read_metrics(metrics(tmp_path))
+    four = Production(
+        length=4, steps=100, proposed=100, candidates=400, accepted=(80, 60, 40, 20), seconds=0.03
+    )
+    lengths = expectations([two, four], [3])
+    shown = expected(lengths, two).shown.set_index("K")
+    assert list(shown.loc["2", ["speed, now = 1", "pays below, × a step now"]]) == ["1.00"] * 2
+    assert findings(lengths, two)[0].endswith(": K = 2, 1.00× the speed of K = 2")
 
 
 @pytest.mark.parametrize(
