@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def main(
     recording: Annotated[list[str], Option(help="Recording, a folder or a name; repeatable.")],
     draft: Annotated[
-        str | None, Option(help="A recorded draft, or several: small,medium; unset, all.")
+        str | None,
+        Option(help="A recorded draft, or several: small,medium; unset, all but EAGLE heads."),
     ] = None,
     kinds: Annotated[
         str, Option(help="specdecpp, t1 and t2 as in the papers; joint reads t1's and t2's.")
@@ -55,7 +56,9 @@ def main(
         training_settings(HeadTrainingSettings, setting, learning_rate=rate) for rate in rates
     ]
     recordings = [open_named(name, workspace()) for name in recording]
-    drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
+    header = recordings[0].header  # no examples are recorded of EAGLE heads
+    models = [name for name in header.pair.drafts if name not in header.eagle_heads]
+    drafts = draft.split(",") if draft else models
     drafts = drafts or [recordings[0].draft_name()]  # refuses a recording without drafts
     for name in drafts:
         for each in recordings:
@@ -79,7 +82,7 @@ def main(
             show(console, [fits({head.label: head.card for head in heads})])
             try:
                 with console.status("writing to MLflow"):
-                    log_heads(recordings[0].header.pair, name, params, tried, out)
+                    log_heads(header.pair, name, params, tried, out)
             except Undelivered as error:  # the heads are saved; reported at the end
                 undelivered.append(error)
     point("heads", out)

@@ -9,6 +9,7 @@ from specdec_core.drafting.heads.storage import load_card as load_head_card
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.recordings.find import finish
+from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
@@ -85,6 +86,19 @@ def test_heads_are_trained_once(command, ray_running, recordings_home):
     for name in names:
         assert load_head_card(recordings_home / "heads" / name).settings.epochs == 2
     assert_shown(second, "resuming: 3 of 3 done")
+
+
+def test_unless_it_is_named_no_head_is_trained_for_an_eagle_head(
+    command, ray_running, recordings_home, tmp_path
+):
+    folder = shutil.copytree(recordings_home / "traces" / "numbers", tmp_path / "recording")
+    header = Recording.open(folder).header
+    pair = header.pair.model_copy(update={"drafts": {**header.pair.drafts, "eagle": "eagle"}})
+    save_header(header.model_copy(update={"pair": pair, "eagle_heads": ("eagle",)}), folder)
+    asked = ("--recording", folder, "--kinds", "t2", "--learning-rate", "1e-3", "--set", "epochs=1")
+    done = command(train_head.main, recordings_home, *asked, "--out", tmp_path / "heads")
+    assert_shown(done, "heads of draft", "draft-t2")
+    assert "heads of eagle" not in done.stdout
 
 
 def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once():
