@@ -7,10 +7,9 @@ and so is its shard.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from cluster.placement import Placed, place
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
 from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
+from specdec_core.base.files import locked, remove_leftovers
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Placement
@@ -113,8 +112,7 @@ def _make(
 ) -> None:
     folder, runner = wanted.folder, wanted.pair.runner
     with ExitStack() as held:
-        with _writing(folder):
-            held.enter_context(locked(folder, "recording"))
+        held.enter_context(locked(folder, "recording"))
         observer.stage("connecting to Ray, loading the pair")
         held.enter_context(ray_session())
         check_nodes(wanted.pair)
@@ -129,11 +127,10 @@ def _make(
             first = _start_worker(wanted.pair, None, {"CPU": 0, "GPU": 0}, placed)
         spec, eos = get(first.describe.remote())
         header = wanted.header
-        with _writing(folder):
-            if header is None:
-                header = wanted.plan.header(spec, wanted.fingerprints, wanted.prompts, eos)
-                save_header(header, folder)
-            missing = _clean(wanted, header, observer)
+        if header is None:
+            header = wanted.plan.header(spec, wanted.fingerprints, wanted.prompts, eos)
+            save_header(header, folder)
+        missing = _clean(wanted, header, observer)
         if missing and runner.compile:
             observer.stage("opening compiled graphs, which the first start makes")
             get(first.ready.remote(header))
@@ -145,12 +142,10 @@ def _make(
             asked = asking(server, clients, missing, header.max_new_tokens, features)
             answers = held.enter_context(asked)
         for number, shard in _record(first, needs, spec, header, missing, answers):
-            with _writing(folder):
-                write_shard(shard, folder, number)
+            write_shard(shard, folder, number)
             written = shard[PROMPTS]["output"].combine_chunks()
             observer.recorded(len(written), len(written.flatten()))
-        with _writing(folder):
-            finish(folder)
+        finish(folder)
 
 
 def _clean(
@@ -169,19 +164,6 @@ def _clean(
             for part in parts_of(header):
                 shard_file(folder, part, number).unlink(missing_ok=True)
     return missing
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Errors of writing to `folder` become a :class:`UserError`."""
-    try:
-        with needs_room(folder):
-            yield
-    except NoRoom:
-        raise
-    except OSError as error:
-        reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
-        raise UserError(f"{folder}: cannot be written, {reason}") from None
 
 
 class RecordingWorker:

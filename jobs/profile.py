@@ -29,7 +29,7 @@ def main(
     ] = None,
     out: Annotated[
         Path | None,
-        Option(help="Where to write; unset, where the workspace has the pair's profile there."),
+        Option(help="The file to write; unset, where the workspace has the pair's profile there."),
     ] = None,
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
     contexts: Annotated[str | None, Option(help="Cached tokens, as 64,256.")] = None,
@@ -44,6 +44,8 @@ def main(
     `specdec export` rank by such a profile, also on another machine."""
     if cluster is not None and engine is not None:
         raise UserError("--cluster has the devices of this library's engine, not of a server")
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out}: a folder; expected a file")
     placement = None if cluster is None else Placement.load(cluster)
     elsewhere = engine if cluster is None else f"on-{cluster.stem}"
     spec, settings = PairSpec(), {}

@@ -23,7 +23,7 @@ def main(
         raise UserError("--name: one line, please")
     key = f"sk-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    before = file.read_text(encoding="utf-8") if file.is_file() else ""
     if before and not before.endswith("\n"):
         before += "\n"
     write_atomically(file, before + f"{digest} {name}".rstrip() + "\n")

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and a full disk is a one-line error."""
+"""Files are written whole or not at all; where none can be written, the error is one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +25,22 @@ _HERE = -100  # AT_FDCWD
 
 class NoRoom(UserError, OSError):
     """There is no room for a file. Files written before are complete."""
+
+
+class Unwritable(UserError, OSError):
+    """A file or folder cannot be at its place."""
+
+
+@contextmanager
+def _placing(path: Path) -> Iterator[None]:
+    """Raise :class:`Unwritable` where the system refuses a file or folder at `path`."""
+    try:
+        yield
+    except OSError as error:
+        # A folder cannot be made where a file exists.
+        number = errno.ENOTDIR if error.errno == errno.EEXIST else error.errno
+        reason = os.strerror(number).lower() if number else error
+        raise Unwritable(f"{path}: cannot be written, {reason}") from error
 
 
 @contextmanager
@@ -55,7 +71,7 @@ def atomic_path(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a path for the file in a hidden folder next to `path`, renamed to it when the block
     succeeds: what a killed process leaves is found by no pattern that finds `path`, and by
     :func:`remove_leftovers`. After a power cut `path` is the old file or the new one. Raises
-    :class:`NoRoom` where the disk is full.
+    :class:`NoRoom` where the disk is full, and :class:`Unwritable` where no file can be.
 
     The file gets the permissions `mode`. Without `mode` it keeps the permissions of the file that
     it replaces, or gets what the umask allows, even if a library wrote it for one user only."""
@@ -68,7 +84,8 @@ def atomic_path(path: Path, mode: int | None = None) -> Iterator[Path]:
         if mode is None:
             _set_mode(new, path, _allowed(hidden))
         _to_disk(new)
-        new.replace(path)
+        with _placing(path):
+            new.replace(path)
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -82,7 +99,8 @@ def write_atomically(path: Path, text: str) -> Path:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path`, which replaces it when the block succeeds; otherwise,
     and after a power cut, `path` is unchanged. The folder and each file in it get permissions as in
-    :func:`atomic_path`. Raises :class:`NoRoom` where the disk is full."""
+    :func:`atomic_path`. Raises :class:`NoRoom` where the disk is full, and :class:`Unwritable`
+    where no folder can be."""
     path = Path(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         _recover(left)
@@ -94,7 +112,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if not part.is_symlink():
                 _set_mode(part, path / part.relative_to(new), allowed)
                 _to_disk(part)
-        _put_in_place(new, path)
+        with _placing(path):
+            _put_in_place(new, path)
         _to_disk(path.parent)  # before the old one is deleted
 
 
@@ -166,10 +185,14 @@ def _to_disk(path: Path) -> None:
 
 @contextmanager
 def _hidden_folder(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
-    ) as hidden:
+    with ExitStack() as held:
+        with _placing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            hidden = held.enter_context(
+                tempfile.TemporaryDirectory(
+                    dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+                )
+            )
         yield Path(hidden)
 
 
@@ -201,10 +224,11 @@ def _lock_file(path: Path) -> IO[bytes]:
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Create `folder` and lock it for this process; the lock ends with the process. Raises
-    :class:`UserError` where another process has it."""
-    with needs_room(folder):
+    :class:`UserError` where another process has it, or no folder can be."""
+    with needs_room(folder), _placing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with _lock_file(folder / ".lock") as handle:
+        lock = _lock_file(folder / ".lock")
+    with lock as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

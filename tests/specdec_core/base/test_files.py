@@ -79,6 +79,29 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(small_dis
     assert write_atomically(path, "x" * 10_000).stat().st_size == 10_000
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("folder", "is a directory"), ("file/inner", "not a directory")]
+)
+def test_a_place_where_no_file_can_be_is_one_line(tmp_path, name, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    before, path = sorted(tmp_path.iterdir()), tmp_path / name
+    with pytest.raises(UserError, match=f"^{path}: cannot be written, {reason}$"):
+        write_atomically(path, "text")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_place_where_no_folder_can_be_is_one_line(tmp_path):
+    file = write_atomically(tmp_path / "file", "text")
+    said = "cannot be written, not a directory$"
+    for folder in (file, file / "inner"):
+        with pytest.raises(UserError, match=f"^{folder}: {said}"), locked(folder, "sweep"):
+            pass
+    with pytest.raises(UserError, match=f"^{folder}: {said}"), atomic_folder(folder):
+        pass
+    assert file.read_text() == "text"
+
+
 def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk):
     small_disk.fill()
 
