@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +14,8 @@ from typer import Option
 
 from jobs.choice import read_config
 from jobs.console import console, errors, interruptible, point, print_runs_page
-from jobs.options import check_name, chosen_pair, given
+from jobs.options import chosen_pair, given
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement
 
 if TYPE_CHECKING:
@@ -40,13 +38,6 @@ Configs = Annotated[
     ),
 ]
 BenchRepeats = Annotated[int | None, Option(min=1, help="Times each prompt is decoded.")]
-Graphs = Annotated[
-    bool | None,
-    Option(
-        "--compile/--no-compile",
-        help="Compiled graphs for this engine, made at the first start; unset, as in the pair.",
-    ),
-]
 Threads = Annotated[int | None, Option(min=1, help="CPU threads of every contestant.")]
 Only = Annotated[
     list[str] | None,
@@ -189,15 +180,6 @@ def measuring(
         pair = pair.reloaded(parts.pair(pair.spec))
         yield BenchRun(pair, asked, modes, parts, facts)
         parts.remove()
-
-
-def result_folder(name: str | None, plan: BenchPlan) -> Path:
-    """The folder of the result. Raises :class:`UserError` where it exists."""
-    check_name(name)
-    folder = workspace() / "bench" / (name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    if folder.exists():
-        raise UserError(f"{folder} exists: give another --name")
-    return folder
 
 
 def deliver(

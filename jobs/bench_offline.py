@@ -34,7 +34,7 @@ def main(
         list[str] | None,
         Option(help="transformers, vllm or none; repeatable; unset, all that are installed."),
     ] = None,
-    compile: bench.Graphs = None,
+    compile: options.Compile = None,
     threads: bench.Threads = None,
     dtype: options.DType = None,
     only: bench.Only = None,
@@ -62,7 +62,7 @@ def main(
     from specdec_core.evidence.bench.result import Take
 
     plan = BenchPlan.load(rows or ROWS, **overridden(QUICK if quick else {}, asked_for))
-    folder = bench.result_folder(name, plan)
+    folder = options.result_folder("bench", name, plan.pair.name)
     devices = options.given(devices=placement and placement.model_dump(mode="json"))
     with (
         bench.loaded(plan, plan.prompts.limit, placement) as (pair, asked),

@@ -75,7 +75,7 @@ def main(
         list[str] | None,
         Option(help="vllm, llama_cpp or none; repeatable; unset, those that are installed."),
     ] = None,
-    compile: bench.Graphs = None,
+    compile: options.Compile = None,
     threads: bench.Threads = None,
     dtype: options.DType = None,
     only: bench.Only = None,
@@ -106,7 +106,7 @@ def main(
 
     plan = LoadPlan.load(rows or ROWS, **overridden(QUICK if quick else {}, asked_for))
     started = datetime.now(UTC)
-    folder = bench.result_folder(name, plan)
+    folder = options.result_folder("bench", name, plan.pair.name)
     plan.check()
     cores = Cores.divide(plan.pair.runner.threads)
     limit = min(plan.prompts.limit or plan.needed, plan.needed)

@@ -10,7 +10,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, deliver, run
-from jobs.options import Config, Name, ProfileFile, Traces, check_name, sizes
+from jobs.options import Config, Name, ProfileFile, Traces, result_folder, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairConfiguration
@@ -60,7 +60,6 @@ def main(
     that are decoded live once), the pair's forward times that of the machine, and the scheduler is
     the live engine's.
     """
-    check_name(name)
     objective = Slo.read(slo, "--slo")
     if sum(given is not None for given in (rate, trace, replicas)) != 1:
         raise UserError(
@@ -94,6 +93,7 @@ def main(
     from specdec_core.search.load.traffic import read_requests
 
     recording = _recording(traces, chosen)
+    folder = result_folder("capacity", name, recording.folder.name)
     requests = read_requests(trace, recording.header.pair) if trace is not None else ()
     if requests:
         rate = mean_rate(requests)
@@ -129,7 +129,6 @@ def main(
         else:
             results = [greatest_rate(service, n, objective, share) for n in numbers]
 
-    folder = workspace() / "capacity" / (name or recording.folder.name)
     coming = f"{arrivals} arrivals, {results[0].seconds:.3g} s of them"
     load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
     if trace is not None:

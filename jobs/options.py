@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -10,6 +11,8 @@ import yaml
 from typer import Option
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import check_name
+from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec, RunnerSettings, Value, parse
 
 Number = TypeVar("Number", int, float, str)
@@ -53,8 +56,8 @@ Compile = Annotated[
     bool | None,
     Option(
         "--compile/--no-compile",
-        help="Compiled graphs, made at the first start: the pair's runner.compile; unset, as in"
-        " the file.",
+        help="Compiled graphs, made at the first start: the pair's runner.compile; unset, as it"
+        " is there.",
     ),
 ]
 Limit = Annotated[int, Option(min=1, help="Use the first n prompts.")]
@@ -150,13 +153,6 @@ def chosen_pair(
     return base.model_copy(update={**changes, "runner": parse(RunnerSettings, runner, "runner")})
 
 
-def with_draft(pair: PairSpec) -> PairSpec:
-    """The same pair. Raises :class:`UserError` for one without a draft model."""
-    if not pair.drafts:
-        raise UserError("the pair has no draft model: give one with --draft")
-    return pair
-
-
 def numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
     """Numbers separated by commas."""
     try:
@@ -193,7 +189,11 @@ def setting(text: str) -> tuple[str, Any]:
         raise UserError(f"--set {text}: {value} is no YAML value") from None
 
 
-def check_name(name: str | None) -> None:
-    """Raises :class:`UserError` for a name that cannot be a folder's."""
-    if name is not None and (name in ("", "..") or Path(name).name != name):
-        raise UserError(f"--name {name}: expected a folder's name, not a path")
+def result_folder(kind: str, name: str | None, about: str) -> Path:
+    """The folder for a result of a kind in the workspace: `name`, or what it is `about` and the
+    time. Raises :class:`UserError` where it exists, and for a name that cannot be a folder's."""
+    check_name(name)
+    folder = workspace() / kind / (name or f"{about}-{datetime.now():%Y%m%d-%H%M%S}")
+    if folder.exists():
+        raise UserError(f"{folder} exists: give another --name")
+    return folder

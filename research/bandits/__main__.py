@@ -16,10 +16,10 @@ from jobs.options import (
     ProfileFile,
     Repeats,
     Tokens,
-    check_name,
     chosen_pair,
 )
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import check_name
 from specdec_core.base.workspace import workspace
 from specdec_core.prompts.chat import AUTO
 

@@ -14,12 +14,11 @@ from jobs.options import (
     MaxLength,
     Prompts,
     Target,
-    check_name,
     chosen_pair,
     sizes,
-    with_draft,
 )
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import check_name
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec, Sampling, Temperature, parse
 from specdec_core.prompts.chat import AUTO
@@ -51,7 +50,9 @@ def main(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )
     chosen_widths, shape = sizes(widths, "--widths"), sizes(branching, "--branching")
-    spec = with_draft(chosen_pair(PairSpec(), target, draft, max_length))
+    spec = chosen_pair(PairSpec(), target, draft, max_length)
+    if not spec.drafts:
+        raise UserError("the pair has no draft model: give one with --draft")
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress

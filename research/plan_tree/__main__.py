@@ -7,8 +7,9 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import console, deliver, run
-from jobs.options import Name, ProfileFile, check_name
+from jobs.options import Name, ProfileFile
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import check_name
 from specdec_core.base.workspace import workspace
 from specdec_core.config import MOST_NODES
 

@@ -1,9 +1,12 @@
-"""Names for files and metrics from labels."""
+"""Names for files, folders and metrics."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
+
+from specdec_core.base.errors import UserError
 
 _SPELT = {"λ": "lambda", "γ": "gamma", "α": "alpha", "×": "x", "+": "plus", "=": "_"}
 
@@ -17,3 +20,9 @@ def plain_name(text: str) -> str:
 def digest_name(text: str) -> str:
     """A name of 16 digits for a text of any length."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_name(name: str | None) -> None:
+    """Raises :class:`UserError` for a `--name` that cannot be a folder's."""
+    if name is not None and (name in ("", "..") or Path(name).name != name):
+        raise UserError(f"--name {name}: expected a folder's name, not a path")

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import check_name
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.models.pair import check_pair, eagle_heads_of, max_length_of, short_drafts
 from specdec_core.prompts.conversation import Conversation, conversations
@@ -143,8 +144,7 @@ def planned(
 
     Raises :class:`UserError` for bad input; nothing is written.
     """
-    if name is not None and (name == ".." or Path(name).name != name):
-        raise UserError(f"--name {name}: expected a folder's name, not a path")
+    check_name(name)
     tokenizer = check_pair(plan.pair, served=plan.served is not None)
     prompts = plan.prompts.load(tokenizer)
     prompt_set = plan.prompts.described(prompts)

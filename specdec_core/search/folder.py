@@ -35,6 +35,7 @@ from pydantic import BaseModel
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, locked, write_atomically
+from specdec_core.base.names import check_name
 from specdec_core.config import PairSpec, load_yaml, parse_json
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
@@ -54,8 +55,7 @@ class SweepFolder:
         Raises :class:`UserError` when the unfinished sweep of that name has another digest, or the
         name is a path.
         """
-        if name == ".." or Path(name).name != name:
-            raise UserError(f"--name {name}: expected a folder's name, not a path")
+        check_name(name)
         folders = (cls(root / (name if n == 1 else f"{name}-{n}")) for n in count(1))
         folder = next(f for f in folders if not (f.finished or (fresh and f.path.exists())))
         if folder.digest not in (None, digest):

@@ -40,7 +40,13 @@ def home(tiny_pair, tmp_path_factory):
 def simulated(command, home):
     """Run the command with these options after those for the configuration and the profile."""
     files = ("--config", home / "config.yaml", "--profile", home / "profile.json")
-    return lambda *options: command(capacity.main, home, *files, "--seconds", 2, *options)
+
+    def simulate(*options):
+        name = f"result-{len(list(home.glob('capacity/*')))}"
+        given = ("--seconds", 2, "--name", name, *options)
+        return command(capacity.main, home, *files, *given)
+
+    return simulate
 
 
 LOAD = ("--traces", "some", "--slo", "ttft=1", "--rate", 20)
@@ -55,6 +61,14 @@ def test_replicas_for_a_rate(simulated, home):
     report = (home / "capacity" / "rate" / "capacity.md").read_text()
     assert re.search(r"Simulated [\d,]+ times as fast as replicas decode", report)
     assert tried["good_share"].max() >= 0.95 > tried["good_share"].min()
+
+
+def test_an_earlier_report_is_not_overwritten(simulated, home):
+    load = ("--traces", "some", "--slo", "ttft=0.001", "--rate", 5, "--name", "kept")
+    printed(simulated(*load))
+    report = (home / "capacity" / "kept" / "capacity.md").read_text()
+    assert_refused(simulated(*load, "--slo", "ttft=1"), "kept exists: give another --name")
+    assert (home / "capacity" / "kept" / "capacity.md").read_text() == report
 
 
 def test_what_cannot_be_replayed_is_decoded_live_and_said(simulated, home, tiny_spec):
@@ -90,6 +104,7 @@ def test_the_rate_of_replicas_under_another_machines_times(command, home, tmp_pa
     shown = printed(command(capacity.main, home, *files, *load))
     assert "1 replica: " in shown
     assert "2 replicas: " in shown
+    assert list(home.glob("capacity/some-????????-??????/capacity.md"))  # without --name
 
 
 def test_replicas_for_a_trace(simulated, home):
