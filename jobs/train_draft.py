@@ -33,7 +33,7 @@ def main(
     distribution. With --set copied_layers=[0,1] the draft begins as these layers of the target,
     otherwise with random weights. Interrupted, the same command resumes.
     """
-    # Ray, torch and MLflow take seconds to import.
+    # torch and MLflow take seconds to import.
     from dashboards.reports.trained import agreement
     from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
     from specdec_core.training.reduced_draft.training import DraftTraining

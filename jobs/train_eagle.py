@@ -35,7 +35,7 @@ def main(
     The target's hidden states of the recorded answers are stored, and the head is trained on them.
     Interrupted, the same command resumes.
     """
-    # Ray, torch and MLflow take seconds to import.
+    # torch and MLflow take seconds to import.
     from dashboards.reports.trained import acceptance
     from specdec_core.models.eagle.settings import check_layers
     from specdec_core.models.loading import load_skeleton

@@ -1,5 +1,6 @@
 """`specdec train` trains drafts, EAGLE heads and decision heads once."""
 
+import re
 import shutil
 
 import pytest
@@ -8,12 +9,13 @@ from jobs import train_draft, train_eagle, train_head
 from specdec_core.drafting.heads.storage import load_card as load_head_card
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft.model import ReducedDraft
+from specdec_core.prompts.prompt_sets import BUNDLED
 from specdec_core.recordings.find import finish
 from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
-from tests.commands import assert_shown, printed
+from tests.commands import ROOT, assert_shown, printed, ran
 from tests.registered import runs_in
 from tests.specdec_core.training.conftest import recorded_answers
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
@@ -99,6 +101,14 @@ def test_unless_it_is_named_no_head_is_trained_for_an_eagle_head(
     done = command(train_head.main, recordings_home, *asked, "--out", tmp_path / "heads")
     assert_shown(done, "heads of draft", "draft-t2")
     assert "heads of eagle" not in done.stdout
+
+
+def test_what_make_trains_on_a_gpu_is_installed_or_comes_along():
+    make = ("make", "--file", ROOT / "Makefile", "--dry-run", "gpu-train", "GPU_PYTHON=python")
+    shown = ran(*make)
+    assert shown.index("python -m jobs.fetch smollm2") < shown.index("python -m jobs.record")
+    assert re.search(r"--prompts (\S+)", shown)[1] in BUNDLED
+    assert "jobs.fetch" not in ran(*make, "TARGET=org/large")
 
 
 def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once():
