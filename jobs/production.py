@@ -15,7 +15,12 @@ def read_production(
     files: list[Path], drafts: list[str] | None, profile: Path | None, out: Path | None
 ) -> None:
     """Read the metrics of servers, one file a server, and show what other lengths are expected to
-    give. Raises :class:`UserError` for a file without metrics of speculation."""
+    give. Raises :class:`UserError` for a file without metrics of speculation, several `drafts`, and
+    one without a `profile`."""
+    if drafts and len(drafts) > 1:
+        raise UserError("--draft: give one with --from-vllm, that of the server")
+    if drafts and profile is None:
+        raise UserError("--draft needs --profile, which has its times")
     from dashboards.outputs.console import show
     from dashboards.reports.production import expected, findings, seen
     from dashboards.sections import Section

@@ -57,7 +57,11 @@ def main(
     ] = True,
     name: options.Name = None,
     out: Annotated[
-        Path | None, Option(help="The folder itself; unset, traces/<name> in the workspace.")
+        Path | None,
+        Option(
+            help="The folder itself, or with --from-vllm the file; unset, traces/<name> or"
+            " production.json in the workspace."
+        ),
     ] = None,
     server: Annotated[
         str | None,
@@ -89,6 +93,10 @@ def main(
     the same command resumes.
     """
     if from_vllm:
+        given = locals() | {"continuations": None, "no_continuations": not continuations or None}
+        for option in options.given(**given):
+            if option not in ("from_vllm", "draft", "profile", "out"):
+                raise UserError(f"--{option.replace('_', '-')}: not with --from-vllm")
         from jobs.production import read_production
 
         read_production(from_vllm, draft, profile, out)

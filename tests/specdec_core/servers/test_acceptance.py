@@ -58,6 +58,11 @@ def test_a_profiles_every_draft_is_the_named_one_too(tmp_path, capsys):
         read_production([metrics(tmp_path)], ["large"], profile, out)
 
 
+def test_what_was_read_is_not_written_in_place_of_a_folder(tmp_path):
+    with pytest.raises(UserError, match=f"^{tmp_path}: cannot be written, is a directory"):
+        read_production([metrics(tmp_path)], None, None, tmp_path)
+
+
 def response(by_accepted, tokens, milliseconds, length=2):
     steps = sum(by_accepted)
     told = {
