@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from jobs.bench import _chosen
 from jobs.bench_exported import our_modes
 from jobs.bench_offline import ROWS
 from specdec_core.base.errors import UserError
-from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
+from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers, run_bench
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadResult
@@ -63,6 +64,14 @@ def test_a_bench_is_shown_written_and_logged(bench, home):
     takes = [take for row in result.rows for repeat in row.takes for take in repeat]
     assert [take.tokens for take in takes] == [8] * (3 * 2 * 2)
     assert (pd.read_csv(folder / "summary.csv")["equal_own"] == 4).all()
+
+
+def test_a_bench_has_the_time_at_which_its_race_began(tiny_pair, bench_prompts):
+    observer, times = Heard(), []
+    observer.stage = lambda *_, **__: times.append(datetime.now(UTC))
+    plan = BenchPlan(pair=tiny_pair.spec, repeats=1, max_new_tokens=4)
+    result = run_bench(plan, bench_prompts, tiny_pair, (), "mine", "bench", observer)
+    assert result.started <= times[0]
 
 
 def test_a_bench_whose_store_is_away_is_delivered_by_the_same_command(bench, home, monkeypatch):

@@ -153,6 +153,7 @@ def run_bench(
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
     ours = [EngineContestant(engine, c, version, name) for name, c in plan.wanted().items()]
     notes = [*_notes(texts), *(parts.notes if parts else [])]  # before further repeats are kept
+    started = datetime.now(UTC)
     rows = race(
         [*ours, *peers],
         texts,
@@ -164,7 +165,7 @@ def run_bench(
     )
     return BenchResult(
         name=name,
-        started=datetime.now(UTC),
+        started=started,
         command=command,
         pair=pair.spec,
         prompts=plan.prompts.described(prompts),
