@@ -97,7 +97,7 @@ def test_unless_it_is_named_no_head_is_trained_for_an_eagle_head(
     header = Recording.open(folder).header
     pair = header.pair.model_copy(update={"drafts": {**header.pair.drafts, "eagle": "eagle"}})
     save_header(header.model_copy(update={"pair": pair, "eagle_heads": ("eagle",)}), folder)
-    asked = ("--recording", folder, "--kinds", "t2", "--learning-rate", "1e-3", "--set", "epochs=1")
+    asked = ("--recording", folder, "--kinds", "t2", "--learning-rate", "1e-3", "--set", "epochs=2")
     done = command(train_head.main, recordings_home, *asked, "--out", tmp_path / "heads")
     assert_shown(done, "heads of draft", "draft-t2")
     assert "heads of eagle" not in done.stdout
