@@ -82,7 +82,7 @@ def findings(result: BenchResult) -> list[str]:
 
 def _against_peers(result: BenchResult) -> Iterator[str]:
     for best in result.leads():
-        chosen = chosen_on(best, "prompts", f"{len(result.ids) - best.requests} prompts")
+        chosen = chosen_on(best, "prompts")
         yield (
             f"temperature {best.at:g}: our best, {best.ours}, is {ratio_of(best)}"
             f" {whose(best.group)} best, {best.theirs} ({chosen})"

@@ -90,11 +90,10 @@ def lead_metrics(lead: Lead, where: str = "") -> dict[str, float]:
     return {name: lead.ratio, f"{name}_low": lead.low, f"{name}_high": lead.high}
 
 
-def chosen_on(lead: Lead, what: str, half: str) -> str:
-    """On which prompts both bests were chosen, and on which compared: `what` names all prompts,
-    `half` the half that they were chosen on."""
+def chosen_on(lead: Lead, what: str) -> str:
+    """On which prompts both bests were chosen, and on which compared; `what` names them."""
     if lead.held_out:
-        return f"both chosen on {half}, compared on the {lead.requests} others"
+        return f"both chosen on a random half of the {what}, compared on the {lead.requests} others"
     return f"both chosen on the same {lead.requests} {what}, which flatters both"
 
 

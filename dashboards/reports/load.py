@@ -98,7 +98,7 @@ def _against_peers(result: LoadResult) -> Iterator[str]:
     for lead in result.leads():
         ratio, closed = ratio_of(lead), lead.at.closed
         what = f"writes {ratio} the tokens a second of" if closed else f"answers {ratio} as fast as"
-        chosen = chosen_on(lead, "requests", "every other request")
+        chosen = chosen_on(lead, "requests")
         yield (
             f"{lead.at}: our best, {lead.ours}, {what} {lead.group}'s best, {lead.theirs}"
             f" ({chosen})"

@@ -152,8 +152,8 @@ def _halved(result: ServerSweep) -> str:
     parts = []
     if split:
         parts.append(
-            f"with {', '.join(split)} the champion was chosen on every other request, and its speed"
-            " and ratios are of the rest"
+            f"with {', '.join(split)} the champion was chosen on a random half of the requests, and"
+            " its speed and ratios are of the rest"
         )
     if whole:
         parts.append(

@@ -261,8 +261,8 @@ def race(
     observer: Observer | None = None,
 ) -> ArmComparison:
     """Decode with all entrants, `slots` prompts a turn. All entrants decode a turn before the next
-    turn, each time another one first, so that the machine's load falls on all alike. A
-    bandit learns from turn to turn and starts anew with each repeat.
+    turn, each time in another order, so that the machine's load falls on all alike. A bandit learns
+    from turn to turn and starts anew with each repeat.
 
     Rounds, outputs and states are the first repeat's. Raises UserError for a prompt that does not
     fit and for arms that the pair cannot have.

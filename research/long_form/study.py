@@ -160,7 +160,7 @@ def _turns(
     everyone: Sequence[Configuration], prompts: Sequence[Tokens], end: int, repeats: int
 ) -> Iterator[tuple[Configuration, Request, int]]:
     """The configuration, request and repeat of each decoding, in order; texts have up to `end`
-    tokens, and a text's number is its seed. Every text begins with another configuration."""
+    tokens, and a text's number is its seed."""
     for repeat in range(repeats):
         for number, prompt in enumerate(prompts):
             request = Request("text", prompt, end - len(prompt), seed=number, ignore_eos=True)

@@ -4,6 +4,7 @@ of a group, and the order in which they run."""
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -25,14 +26,14 @@ OURS = "specdec"
 LEAST_HALF = 4  # requests in each half, to choose the best on one half and report it on the other
 EVERYTHING = slice(None)
 
+Requests = list[int] | slice  # some of the requests of a comparison, by their places
 T = TypeVar("T")
 
 
 def interleaved(contestants: Sequence[T], turn: int) -> list[T]:
-    """The contestants in the order in which they run in a turn. Each turn begins with another one,
-    so that no contestant always runs after the same other one."""
-    shift = turn % max(len(contestants), 1)
-    return [*contestants[shift:], *contestants[:shift]]
+    """The contestants in the order in which they run in a turn: a random one, always the same for a
+    turn of a number. No contestant always runs after the same other one."""
+    return random.Random(turn).sample(contestants, len(contestants))
 
 
 class Contender(Document):
@@ -61,12 +62,19 @@ class Contender(Document):
         a request that failed."""
         raise NotImplementedError
 
+    def mean_seconds(self, at: Any = None, requests: Requests = EVERYTHING) -> float:
+        """Mean seconds a token of some of the requests, each the median over the repeats, so that
+        ratios are :func:`paired_ratio`'s; NaN where all failed."""
+        seconds = self.paces(at)[:, requests]
+        answered = seconds[:, ~np.isnan(seconds).any(axis=0)]
+        return float(np.median(answered, axis=0).mean()) if answered.size else float("nan")
+
 
 AnyContender = TypeVar("AnyContender", bound=Contender)
 
 
 def over(
-    candidate: Contender, baseline: Contender, at: Any = None, requests: slice = EVERYTHING
+    candidate: Contender, baseline: Contender, at: Any = None, requests: Requests = EVERYTHING
 ) -> Ratio:
     """How many times as fast `candidate` is, in seconds a token, on some of the requests: those
     that both answered in every repeat that both had."""
@@ -75,18 +83,21 @@ def over(
     return paired_ratio(*(each.paces(at)[:, requests] for each in (baseline, candidate)))
 
 
-def halves(requests: int) -> tuple[slice, slice]:
-    """The requests to choose the best on, and those to compare it on: every other one and the rest.
-    Where a half would have less than :data:`LEAST_HALF`, both are all requests."""
+def halves(requests: int) -> tuple[list[int], list[int]]:
+    """The requests to choose the best on, and those to compare it on: a random half, always the
+    same one, and the rest. Every other one would be all of a set, where two are mixed. Where a half
+    would have less than :data:`LEAST_HALF`, both are all requests."""
+    everything = list(range(requests))
     if requests < 2 * LEAST_HALF:
-        return EVERYTHING, EVERYTHING
-    return slice(0, None, 2), slice(1, None, 2)
+        return everything, everything
+    choose = sorted(random.Random(0).sample(everything, (requests + 1) // 2))
+    return choose, sorted({*everything} - {*choose})
 
 
 class Lead(Document):
     """The best of ours against the best of a group, `at` a temperature or a load. With `held_out`
-    both were chosen on every other request and compared on the rest; else chosen and compared on
-    all, which favours both."""
+    both were chosen on one of the :func:`halves` and compared on the other; else chosen and
+    compared on all, which favours both."""
 
     at: Any
     group: str
@@ -131,7 +142,7 @@ class Comparison(Document, ABC, Generic[AnyContender]):
         """The temperatures or loads, with the number of requests of each."""
 
     @abstractmethod
-    def best(self, at: Any, group: str, requests: slice = EVERYTHING) -> AnyContender | None:
+    def best(self, at: Any, group: str, requests: Requests = EVERYTHING) -> AnyContender | None:
         """The best lossless row of a group on some of the requests, without the rows
         :attr:`Contender.with_ours`; None where there is none."""
 
@@ -154,7 +165,7 @@ class Comparison(Document, ABC, Generic[AnyContender]):
             ratio=ratio.value,
             low=ratio.low,
             high=ratio.high,
-            requests=len(range(count)[report]),
+            requests=len(report),
             held_out=choose != report,
         )
 

@@ -14,7 +14,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerS
 from specdec_core.engine import Engine
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadRow
-from specdec_core.measure.comparison import over
+from specdec_core.measure.comparison import interleaved, over
 from specdec_core.measure.parts import Parts
 from specdec_core.models.location import located
 from specdec_core.models.pair import load_pair
@@ -94,11 +94,10 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(tiny_pair, monkeypa
     assert [row.name for row in rows] == ["autoregressive", "chain"]
     assert observer.warnings == ["without other: no memory"]
     assert observer.steps == 12  # all turns of three
-    # Another one begins each time.
-    one, other = "autoregressive", "chain"
-    assert turns.started == [
-        *((one, 1), (other, 1), (other, 2), (one, 2), (other, 1), (one, 1), (one, 2), (other, 2))
-    ]
+    names = ["autoregressive", "chain"]
+    first = [(name, 1) for name in interleaved([*names, "other"], 0) if name in names]
+    later = [(name, n) for turn, n in ((1, 2), (1, 1), (2, 2)) for name in interleaved(names, turn)]
+    assert turns.started == first + later
     for (_, slots), prompts in zip(turns.started, turns.sent, strict=True):
         assert len(prompts) == len(set(prompts)) == slots + 4
         assert set(prompts[slots:]) == set(turns.sent[0][1:])
@@ -118,8 +117,7 @@ def test_one_server_answers_all_loads_each_with_prompts_of_its_own(tiny_pair, mo
     requests = workload(tiny_pair, plan)
     assert len(requests) == plan.needed == 2 + 4 + 4
     plain, chain = compare_servers(plan, contestants, requests, Cores(), parts, log)
-    one, other = [(name, 2) for name in names]
-    assert turns.started == [one, other, other, one]
+    assert turns.started == [(name, 2) for n in range(2) for name in interleaved(names, n)]
     expected = sorted(tuple(request.prompt) for request in requests)
     assert all(sorted(prompts) == expected for prompts in turns.sent)
     # The other load is the first one in the second repeat.
@@ -146,6 +144,7 @@ def test_one_server_that_ends_under_a_load_is_started_again_for_the_next(
     other = ServerContestant(LoadRow(name="other", group="vllm"), ending, needed=False)
     plain = turns.contestant("autoregressive", AUTOREGRESSIVE)
     requests = workload(tiny_pair, plan)
+    turns.sent.append([])
     plain, ended = compare_servers(plan, [plain, other], requests, Cores(), parts, observer)
     assert started == [2, 2]
     assert [ended.errors(load) for load in plan.loads] == [4, 0]
@@ -159,8 +158,10 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     turns, cores = Turns(tiny_pair, monkeypatch), Cores()
     requests = workload(tiny_pair, plan)
     autoregressive = turns.contestant("autoregressive", AUTOREGRESSIVE)
+    # In an order in which the broken one comes second.
+    contestants = interleaved([autoregressive, broken(needed=True)], 0)
     with pytest.raises(UserError, match="no memory"):
-        compare_servers(plan, [autoregressive, broken(needed=True)], requests, cores, parts)
+        compare_servers(plan, contestants, requests, cores, parts)
     assert turns.started == [("autoregressive", 2)]
     first = autoregressive.row.runs["1"]
 
@@ -169,7 +170,8 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     observer = Heard()
     contestants = [again, turns.contestant("chain", CHAIN)]
     plain, chain = compare_servers(plan, contestants, requests, cores, parts, observer)
-    assert turns.started == [("chain", 2), ("chain", 2), ("autoregressive", 2)]
+    second = interleaved(["autoregressive", "chain"], 1)
+    assert turns.started == [("chain", 2), *((name, 2) for name in second)]
     assert (observer.done, observer.steps) == (1, 3)
     assert plain.runs["1"] == first
     # At a rate everybody is asked the same at the same times.

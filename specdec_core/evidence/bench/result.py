@@ -11,7 +11,7 @@ import pandas as pd
 from pydantic import Field
 
 from specdec_core.config import Document
-from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
+from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender, Requests
 
 PARTS_OF_A_ROUND = {  # as :class:`specdec_core.tokens.statistics.Round` names them, and titles
     "target_forward": "target forwards",
@@ -67,15 +67,11 @@ class BenchRow(Contender):
     temperature: float
     takes: list[list[Take]] = Field(default=[])
 
-    @property
-    def seconds_per_token(self) -> np.ndarray:
-        """Shape (repeats, prompts), prefill included."""
+    def paces(self, at: Any = None) -> np.ndarray:
+        """Prefill included."""
         return np.array(
             [[sum(t.seconds) / max(t.tokens, 1) for t in repeat] for repeat in self.takes]
         )
-
-    def paces(self, at: Any = None) -> np.ndarray:
-        return self.seconds_per_token
 
     @property
     def tokens(self) -> int:
@@ -89,7 +85,7 @@ class BenchRow(Contender):
 
     @property
     def tokens_per_second(self) -> float:
-        return speed(self.seconds_per_token)
+        return 1 / self.mean_seconds()
 
     def agreement(self, reference: BenchRow) -> Agreement:
         """With the first repeat of `reference`, over every repeat."""
@@ -147,10 +143,10 @@ class BenchResult(Comparison[BenchRow]):
     def sizes(self) -> list[tuple[float, int]]:
         return [(temperature, len(self.ids)) for temperature in self.temperatures]
 
-    def best(self, at: float, group: str, requests: slice = EVERYTHING) -> BenchRow | None:
+    def best(self, at: float, group: str, requests: Requests = EVERYTHING) -> BenchRow | None:
         """The fastest lossless row of a group at a temperature."""
         own = [row for row in self.at(at, group) if row.lossless and not row.with_ours]
-        return max(own, key=lambda r: speed(r.seconds_per_token[:, requests]), default=None)
+        return min(own, key=lambda row: row.mean_seconds(at, requests), default=None)
 
     def unequal(self) -> list[BenchRow]:
         """Our lossless rows with greedy outputs in float32 unequal to autoregressive decoding's."""
@@ -159,12 +155,6 @@ class BenchResult(Comparison[BenchRow]):
             return []
         lossless = [row for row in self.at(0.0, OURS) if row.lossless]
         return [row for row in lossless if not row.agreement(baseline).complete]
-
-
-def speed(seconds_per_token: np.ndarray) -> float:
-    """Tokens a second from seconds a token (repeats, prompts): the median over the repeats, then
-    the mean over prompts, so that ratios of speeds are :func:`paired_ratio`'s."""
-    return float(1 / np.median(seconds_per_token, axis=0).mean())
 
 
 def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:

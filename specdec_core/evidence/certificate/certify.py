@@ -75,7 +75,7 @@ def time_live(
     baseline, ours = race(
         contestants, asked, extent.max_new_tokens, [sampling], extent.repeats, observer
     )
-    ratio = paired_ratio(baseline.seconds_per_token, ours.seconds_per_token)
+    ratio = paired_ratio(baseline.paces(), ours.paces())
     return LiveSpeed(
         prompts=len(asked),
         repeats=extent.repeats,

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
+from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender, Requests
 from specdec_core.search.load.measures import LoadMeasures, by_request, measure
 from specdec_core.search.load.records import LoadRun, records_frame
 from specdec_core.search.load.workload import Load, Slo
@@ -40,13 +40,7 @@ class LoadRow(Contender):
         tokens = np.maximum(self.values(at, "tokens"), 1)
         return np.asarray(self.values(at, "latency") / tokens)
 
-    def mean_seconds(self, load: Load, requests: slice = EVERYTHING) -> float:
-        """Mean seconds a token of some of the requests; NaN where all failed."""
-        seconds = self.paces(load)[:, requests]
-        answered = seconds[:, ~np.isnan(seconds).any(axis=0)]
-        return float(np.median(answered, axis=0).mean()) if answered.size else float("nan")
-
-    def tokens_per_second(self, load: Load, requests: slice = EVERYTHING) -> float:
+    def tokens_per_second(self, load: Load, requests: Requests = EVERYTHING) -> float:
         """Tokens of all clients together while all of them wait, by some of the requests, or, at a
         rate, of whole runs over their seconds; NaN where all requests failed."""
         if load.clients is None:
@@ -60,9 +54,9 @@ class LoadRow(Contender):
         runs = (measure(records_frame(run), slo) for run in self.of(load))
         return float(np.median([of(run) for run in runs]))
 
-    def good_share(self, load: Load, slo: Slo | None, requests: slice = EVERYTHING) -> float:
+    def good_share(self, load: Load, slo: Slo | None, requests: Requests = EVERYTHING) -> float:
         """The share of some of the requests that is within the objective, over all repeats."""
-        runs = [measure(records_frame(run[requests]), slo) for run in self.of(load)]
+        runs = [measure(records_frame(run).iloc[requests], slo) for run in self.of(load)]
         return sum(run.good_share for run in runs) / len(runs)
 
     def errors(self, load: Load) -> int:
@@ -107,7 +101,7 @@ class LoadResult(Comparison[LoadRow]):
     def sizes(self) -> list[tuple[Load, int]]:
         return [(load, load.requests) for load in self.loads]
 
-    def best(self, at: Load, group: str, requests: slice = EVERYTHING) -> LoadRow | None:
+    def best(self, at: Load, group: str, requests: Requests = EVERYTHING) -> LoadRow | None:
         """At a rate the row with the most requests within the objective, then, and with clients,
         the fastest. Rows with errors do not count."""
         own = [row for row in self.of(group) if row.lossless and not row.with_ours]

@@ -46,8 +46,8 @@ Leaving = Callable[[Load, Sequence[LoadContestant]], Collection[str]]
 @dataclass(frozen=True)
 class LoadRace:
     """In each of `repeats` repeats all contestants answer a group of loads before the next group
-    comes. The first contestant changes with the group and the repeat, the first load of a group
-    with the repeat.
+    comes. The order of the contestants changes with the group and the repeat, the first load of a
+    group with the repeat.
 
     A contestant has no further runs under a load once `leaving` names it; unset, all have every
     run. Runs in `parts` are not repeated, and new runs are kept in `parts`, named by load, repeat

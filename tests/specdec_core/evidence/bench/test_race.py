@@ -14,6 +14,7 @@ from specdec_core.evidence.bench.race import (
     race,
 )
 from specdec_core.evidence.bench.result import Take
+from specdec_core.measure.comparison import interleaved
 from specdec_core.measure.losses import ATTEMPTS, again_if_lost
 from specdec_core.measure.parts import Parts
 from specdec_core.models.runner import CacheLost
@@ -52,8 +53,8 @@ def test_every_contestant_decodes_every_prompt_and_agrees_in_float32(bench_resul
     assert len(ours) == 2
     assert len(theirs) == 3
     for row in bench_result.rows:
-        assert row.seconds_per_token.shape == (2, 3)
-        assert (row.seconds_per_token > 0).all()
+        assert row.paces().shape == (2, 3)
+        assert (row.paces() > 0).all()
     for row in (*ours, *theirs):
         assert row.agreement(ours[0]).complete, row.name
         assert row.agreement(theirs[0]).complete, row.name
@@ -102,10 +103,14 @@ def asked_of_noted(texts="xy"):
     return [Conversation(Prompt(text, text), whole) for text in texts]
 
 
-def test_another_one_begins_each_time():
+def in_turns(*turns):
+    return [name for turn in turns for name in interleaved("abc", turn)]
+
+
+def test_the_order_is_another_one_each_time():
     order: list[str] = []
     race([Noted(name, order) for name in "abc"], asked_of_noted(), 1, GREEDY, repeats=2)
-    assert "".join(order[6:]) == "abc" + "bca" + "cab" + "abc"  # behind the warm-up
+    assert order[6:] == in_turns(0, 1, 2, 3)  # behind the warm-up
 
 
 def test_a_second_temperature_warms_up_with_a_few_prompts():
@@ -125,9 +130,9 @@ def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path):
         several = [Noted(name, again) for name in "abc"]
         rows = race(several, asked_of_noted(), 1, GREEDY, repeats=3, parts=parts)
         assert "resumed" in parts.notes[0]
-    assert "".join(again[6:]) == "cab" + "abc" + "bca" + "cab"  # the first repeat is there
+    assert again[6:] == in_turns(2, 3, 4, 5)  # the first repeat is there
     outputs = [[take.outputs for take in takes] for takes in rows[0].takes]
-    assert outputs[0] == [[[order[:7].index("a", 6) + 1]], [[order.index("a", 7) + 1]]]
+    assert outputs[0] == [[[order.index("a", 6) + 1]], [[order.index("a", 9) + 1]]]
     assert all(len(row.takes) == 3 for row in rows)
     with Parts.open(tmp_path, {}, Take) as parts:  # another temperature has other turns
         later: list[str] = []
@@ -138,10 +143,12 @@ def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path):
 
 def test_a_repeat_in_which_a_process_was_lost_is_made_again():
     order: list[str] = []
-    losing = [Noted("a", order), Noted("b", order), Noted("c", order, 8, CacheLost("gone"))]
+    *first, third = in_turns(0)
+    lost = {third: (8, CacheLost("gone"))}
+    losing = [Noted(name, order, *lost.get(name, ())) for name in "abc"]
     heard = Heard()
     rows = race(losing, asked_of_noted(), 1, GREEDY, repeats=2, observer=heard)
-    assert "".join(order[6:]) == "ab" + "abc" + "bca" + "cab" + "abc"
+    assert order[6:] == [*first, *in_turns(0, 1, 2, 3)]
     assert [len(takes) for row in rows for takes in row.takes] == [2] * 6
     assert heard.warnings == ["gone; what it disturbed is measured again"]
 

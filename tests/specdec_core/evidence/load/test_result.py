@@ -67,6 +67,9 @@ def test_at_a_rate_latencies_begin_with_the_arrival_and_goodput_has_limits():
     assert over(chain, ours, load).value == pytest.approx(0.2 / 0.15)
     assert result.best(load, "specdec") is chain
     assert result.lateness().max() == pytest.approx(0.01)
+    chain.of(load)[0][3].last += 1
+    shares = [chain.good_share(load, result.slo, some) for some in ([0, 3], [0, 1])]
+    assert shares == [0.5, 1]
 
 
 def test_what_drafted_is_counted_by_load():

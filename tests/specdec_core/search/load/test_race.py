@@ -3,6 +3,7 @@
 import pytest
 
 from specdec_core.base.errors import UserError
+from specdec_core.measure.comparison import interleaved
 from specdec_core.measure.parts import Parts
 from specdec_core.search.load.race import LoadContestant, LoadRace
 from specdec_core.search.load.records import LoadRecord
@@ -29,7 +30,11 @@ def contestants(names, order, last=None):
     return [LoadContestant(name, name, answer(name)) for name in names]
 
 
-def test_another_one_begins_each_repeat_of_a_load_also_among_those_that_are_left(tmp_path):
+def in_turn(names, turn, load):
+    return [name + load for name in interleaved(names, turn)]
+
+
+def test_the_order_is_another_one_in_each_repeat_of_a_load_also_of_those_that_are_left(tmp_path):
     asked, order, heard = [], [], Heard()
 
     def leaving(load, racing):
@@ -38,8 +43,9 @@ def test_another_one_begins_each_repeat_of_a_load_also_among_those_that_are_left
 
     race = LoadRace(GROUPS, 3, Parts(tmp_path, LoadRecord), heard, leaving)
     a, b, _ = race.run(contestants("abc", order), "three")
-    turns = "a1 b1 c1  b4 c4 a4  b1 c1 a1  a4 c4  c1 a1 b1  c4 a4"
-    assert order == turns.split()
+    first = [*in_turn("abc", 0, "1"), *in_turn("abc", 1, "4")]
+    second = [*in_turn("abc", 1, "1"), *in_turn("ac", 2, "4")]
+    assert order == [*first, *second, *in_turn("abc", 2, "1"), *in_turn("ac", 3, "4")]
     assert asked == 2 * LOADS  # before each repeat but the first
     assert (len(a.runs["4"]), len(b.runs["1"]), len(b.runs["4"])) == (3, 3, 1)
     assert (heard.stages, heard.steps) == (["three"], 18)
@@ -54,7 +60,7 @@ def test_a_race_is_over_where_all_have_left(tmp_path):
     LoadRace([LOADS], 3, Parts(tmp_path, LoadRecord), heard, leaving).run(
         contestants("ab", order), ""
     )
-    assert order == ["a1", "a4", "b1", "b4"]
+    assert order == [name + load for name in interleaved("ab", 0) for load in "14"]
     assert heard.steps == 12
 
 
@@ -64,10 +70,13 @@ def test_an_interrupted_race_goes_on_with_the_runs_that_are_missing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         race.run(contestants("ab", order, last=3), "")
     first, second = race.run(contestants("ab", again), "")
-    assert order + again == ["a1", "b1", "b4", "a4", "b1", "a1", "a4", "b4"]
+    turns = (0, "1"), (1, "4"), (1, "1"), (2, "4")
+    assert order + again == [each for turn in turns for each in in_turn("ab", *turn)]
     assert (heard.done, heard.steps) == (3, 3 + 5)
-    assert [run[0].last for run in first.runs["1"]] == [1, 3]
-    assert [run[1].last for run in second.runs["1"]] == [2, 2]
+    for each in (first, second):
+        name = f"{each.name}1"
+        places = [1 + order.index(name), 1 + again.index(name)]
+        assert [run[0].last for run in each.runs["1"]] == places
 
 
 def test_one_that_no_longer_starts_has_failed_under_the_rest_of_the_loads(tmp_path):
