@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -12,6 +12,7 @@ import yaml
 from cluster.load_comparison import ServerContestant
 from cluster.serving.cores import Cores
 from specdec_core.base.environment import environment
+from specdec_core.base.errors import UserError
 from specdec_core.base.names import plain_name
 from specdec_core.config import distinct_labels
 from specdec_core.evidence.load.plan import LoadPlan
@@ -67,14 +68,24 @@ def other_servers(
     server: Server,
     pair: Pair,
     cores: Cores,
-    needed: bool,
     scratch: Path,
     ours: Sequence[Mode] = (),
+    warned: Callable[[str], None] | None = None,
 ) -> Iterator[ServerContestant]:
-    """Another server in each of its modes and in `ours`; with `needed`, each mode must start. Files
-    are in `scratch`, as above. Raises :class:`UserError` where the server is not installed."""
-    for mode in [*server.modes(pair, served=True), *ours]:
-        yield mode_server(server, pair, mode, cores, scratch, needed)
+    """Another server in each of its modes and in `ours`. Files are in `scratch`, as above. A mode
+    that cannot run is `warned` of and left out, and with the first one all modes are. Without
+    `warned`, a :class:`UserError` is raised instead, and each mode must start."""
+    for number, mode in enumerate([*server.modes(pair, served=True), *ours]):
+        try:
+            found = mode_server(server, pair, mode, cores, scratch, warned is None)
+        except UserError as error:
+            if warned is None:
+                raise
+            warned(f"without {mode.name if number else server.name}: {error}")
+            if not number:
+                return
+        else:
+            yield found
 
 
 def mode_server(

@@ -185,12 +185,8 @@ def _contestants(
     contestants = list(our_servers(plan, pair, SERVE, cores, scratch))
     for name in plan.peers:
         server = server_of(name, stage="serve", option="--peers")
-        try:
-            contestants += other_servers(server, pair, cores, explicit, scratch, ours.get(name, ()))
-        except UserError as error:
-            if explicit:
-                raise
-            warned(f"without {name}: {error}")
+        told = None if explicit else warned
+        contestants += other_servers(server, pair, cores, scratch, ours.get(name, ()), told)
     names = [contestant.row.name for contestant in contestants]
     for part in plan.only:
         if not any(part in name for name in names):

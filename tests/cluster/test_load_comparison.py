@@ -27,6 +27,7 @@ from tests.configurations import CHAIN
 from tests.load_result import records
 from tests.local_server import LocalServer, ending_server, engine_server
 from tests.observers import Heard
+from tests.own_server import OwnServer
 
 PAIR = (AUTOREGRESSIVE, CHAIN)
 PLAN = LoadPlan(clients=(1, 2), requests=4, repeats=2, max_new_tokens=6)
@@ -272,6 +273,25 @@ def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair, tmp_path):
             assert command[command.index(option) + 1] == value
 
 
+@pytest.mark.parametrize(("broken", "left"), [("own K=2", ["own"]), ("own", [])])
+def test_a_mode_that_cannot_run_is_left_out_and_with_the_first_all_are(
+    broken, left, tiny_pair, tmp_path, monkeypatch
+):
+    served, heard = OwnServer.served, Heard()
+
+    def converted(server, pair, mode, *more):
+        if mode.name == broken:
+            raise UserError("its model cannot be converted")
+        return served(server, pair, mode, *more)
+
+    monkeypatch.setattr(OwnServer, "served", converted)
+    given = OwnServer(), tiny_pair, Cores(), tmp_path
+    assert [each.row.name for each in other_servers(*given, (), heard.warned)] == left
+    assert heard.warnings == [f"without {broken}: its model cannot be converted"]
+    with pytest.raises(UserError, match="cannot be converted"):
+        list(other_servers(*given))
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not VENV.exists(), reason="vLLM is not installed; `make bench-peers` does")
 def test_vllm_writes_the_same_under_the_same_load(tmp_path):
@@ -291,7 +311,7 @@ def test_vllm_writes_the_same_under_the_same_load(tmp_path):
         Mode("by load", BY_LOAD | {"model": located("bundled:draft-small")}, with_ours=True),
         vllm.plug_in_mode(hybrid, "plug-in"),
     ]
-    plain, *own, export, plugged = other_servers(vllm, pair, cores, True, tmp_path, mine)
+    plain, *own, export, plugged = other_servers(vllm, pair, cores, tmp_path, mine)
     draft = next(c for c in own if "draft model" in c.row.name)
     assert plugged.row.name == "plug-in"
     workload = plan.workload(prompts, pair)
