@@ -20,6 +20,7 @@ from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculat
 from specdec_core.evidence.certificate.served import (
     first_turns,
     gives_logprobs,
+    plain_answers,
     server_outputs,
     server_reference,
 )
@@ -54,10 +55,12 @@ def check_engine(
     """Start a server with a configuration, and then without speculation, and compare their output.
 
     Raises:
-        UserError: the server is not installed, has no such configuration, or does not start.
+        UserError: the server is not installed, has no such configuration, or does not start; or
+            there are too few prompts for the configuration's schedule.
     """
+    clients = extent.at_a_time(configuration, prompts)
     pair = served_pair(spec, drafts=True)
-    asked, clients = first_turns(prompts, pair, extent), extent.slots
+    asked = first_turns(prompts, pair, extent)
     mode = server.mode_of(configuration, models_in(server, pair))
     if mode.autoregressive:
         raise UserError(f"{server.title}: {configuration.label} drafts nothing, which is no change")
@@ -115,14 +118,16 @@ def _compared(
     plain: AnswerServer | None = None,
     name: str = "",
 ) -> tuple[Checks, str]:
-    """The comparison with a server without speculation that gives log-probabilities, or else with
-    the target's weights; and the reference in words."""
+    """The comparison with a server without speculation, or with the target's weights: with these
+    also for probabilities that the server does not give. And the reference in words."""
     dtype = pair.spec.runner.target_dtype
     if plain is not None and gives_logprobs(plain, asked):
         reference = server_reference(plain, asked, pair, clients, observer)
     else:
-        name, pair = WEIGHTS, in_float32(load_pair(pair.spec))
-        reference = Reference.of_weights(pair, asked, observer)
+        greedy = None if plain is None else plain_answers(plain, asked, clients, observer)
+        name = WEIGHTS if plain is None else f"{name}, for probabilities {WEIGHTS}"
+        pair = in_float32(load_pair(pair.spec))
+        reference = Reference.of_weights(pair, asked, observer, greedy=greedy)
     return check_outputs(speculated, reference, asked, pair, dtype, clients, observer), name
 
 

@@ -196,8 +196,11 @@ class AnswerServer:
         with suppress(ValueError):
             for family in text_string_to_metric_families(answer.text):
                 for sample in family.samples:
-                    if sample.name.partition(":")[2] == CANDIDATES:
+                    server, _, name = sample.name.partition(":")
+                    if name == CANDIDATES:
                         found = (found or 0.0) + sample.value
+                    elif server == "vllm":  # which counts candidates only where it speculates
+                        found = found or 0.0
         return found
 
     def close(self) -> None:

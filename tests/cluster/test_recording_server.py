@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from safetensors.torch import save_file
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Message
 
 from cluster.certified_server import WEIGHTS, check_running
@@ -70,17 +70,17 @@ async def whole_body(receive):
 
 
 class OpenAiAlone:
-    """An application that refuses fields that OpenAI's protocol does not have."""
+    """An application that refuses fields: those that OpenAI's protocol does not have, or others."""
 
-    def __init__(self, application):
-        self.application = application
+    def __init__(self, application, refused=("return_token_ids", "repetition_penalty")):
+        self.application, self.refused = application, refused
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.application(scope, receive, send)
             return
         body = await whole_body(receive)
-        if {"return_token_ids", "repetition_penalty"} & json.loads(body).keys():
+        if json.loads(body).keys() & {*self.refused}:
             refusal = JSONResponse({"error": {"message": "unknown field"}}, 400)
             await refusal(scope, receive, send)
             return
@@ -380,6 +380,23 @@ def test_drawing_at_a_wrong_temperature_is_found(urls, tiny_spec, monkeypatch, w
     assert found.checks.failures == ("distribution",)
 
 
+def test_greedy_texts_are_compared_with_a_server_that_gives_no_logprobs_too(tiny_spec):
+    """A quantised target computes otherwise than the weights here, as the draft does."""
+    models = {"target": tiny_spec.drafts["draft"], "drafts": {"draft": tiny_spec.target}}
+    pair = load_pair(tiny_spec.model_copy(update=models))
+    plain = LocalServer(
+        lambda: OpenAiAlone(
+            engine_server(pair, config.AUTOREGRESSIVE, 4).application(), ["logprobs"]
+        )
+    )
+    with running(engine_server(pair, FOUR, 4)) as speculating, running(plain) as url:
+        found = checks_of((speculating, url), tiny_spec, 1, weights=False)
+        by_weights = checks_of((speculating, url), tiny_spec, 1, weights=True)
+    assert found.checks.greedy.passed
+    assert not by_weights.checks.greedy.passed
+    assert found.server.reference == f"{url}, for probabilities {WEIGHTS}"
+
+
 @pytest.mark.parametrize(
     ("dtype", "margin", "passed"),
     [("float32", 0.01, False), ("bfloat16", 0.01, True), ("bfloat16", 2.0, False)],
@@ -400,3 +417,20 @@ def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair)
     assert server_outputs(speculating, asked, 1, Observer()).greedy
     with pytest.raises(UserError, match="drafts no candidate tokens"):
         server_outputs(plain, asked, 1, Observer())
+
+
+def test_a_vllm_that_counts_no_candidates_does_not_speculate(tiny_pair):
+    """It has the counter only where it does."""
+    inner = engine_server(tiny_pair, config.AUTOREGRESSIVE, 4).application()
+
+    async def as_vllm(scope, receive, send):
+        application = inner
+        if scope["type"] == "http" and scope["path"] == "/metrics":
+            application = PlainTextResponse("vllm:num_requests_running 0.0\n")
+        await application(scope, receive, send)
+
+    asked = Asked([Request("one", (1, 2, 1, 2, 1), 8)], [])
+    with running(LocalServer(lambda: as_vllm)) as url:
+        server = AnswerServer(url, tiny_pair.tokenizer, tiny_pair.eos_token_ids)
+        with pytest.raises(UserError, match="drafts no candidate tokens"):
+            server_outputs(server, asked, 1, Observer())

@@ -71,7 +71,8 @@ class SampledDistribution(Value):
 
     @property
     def passed(self) -> bool:
-        return not self.impossible and not any(map(self.shifted, self.favours))
+        shifted = any(map(self.shifted, self.favours))
+        return self.tokens > 0 and not self.impossible and not shifted
 
     def shifted(self, favour: Favour) -> bool:
         """Whether these tokens were sampled too often or too rarely."""

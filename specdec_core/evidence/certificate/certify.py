@@ -18,6 +18,7 @@ from specdec_core.measure.paired import paired_ratio
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt import Prompt
+from specdec_core.search.load.answers import drafters_by_load
 from specdec_core.tokens.statistics import Counts, Generation
 
 FLOAT32 = {"target_dtype": "float32", "draft_dtype": "float32"}
@@ -34,6 +35,17 @@ class Extent:
     timed: int = 12
     repeats: int = 3
 
+    def at_a_time(self, configuration: Configuration, prompts: Sequence[Prompt]) -> int:
+        """The requests to decode at a time: `slots`, or as many as the last range of a schedule
+        begins with. Raises :class:`UserError` where there are fewer prompts than that."""
+        last = max(drafters_by_load(configuration.drafter))
+        if last > len(prompts):
+            raise UserError(
+                f"{configuration.label}: its last range begins with {last} requests, but there are"
+                f" {len(prompts)} prompts: give {last} or more (--limit)"
+            )
+        return max(self.slots, last)
+
 
 def check_all(
     pair: Pair,
@@ -45,8 +57,9 @@ def check_all(
     """Check a configuration on the loaded `pair` and `prompts` for its tokenizer. The speed is that
     of the pair, the outputs are those of its models in float32. Raises :class:`UserError` where it
     cannot be decoded."""
+    slots = extent.at_a_time(configuration, prompts)
     speed = time_live(pair, configuration, prompts[: extent.timed], extent, observer)
-    exact, slots = in_float32(pair), extent.slots
+    exact = in_float32(pair)
     asked = Asked.of(requests_of(prompts, exact, extent.max_new_tokens), extent.texts)
     reference = Reference.of_weights(exact, asked, observer, configuration.sampling)
     found = speculated(exact, configuration, asked, slots, observer)
@@ -93,13 +106,13 @@ def speculated(
 ) -> Speculated:
     """The engine's outputs under a configuration, `slots` of them at a time, because sharing steps
     with other requests must change nothing either: greedy ones, and sampled ones, at temperature 1
-    where the configuration is greedy. Raises :class:`UserError` where a draft that drafts meanwhile
-    was never in time: nothing would have been checked."""
+    where the configuration is greedy. Raises :class:`UserError` where a configuration that drafts
+    had no candidate verified: nothing would have been checked."""
     sampling = configuration.sampling
     drawn = sampling.model_copy(update={"temperature": 1.0}) if sampling.greedy else sampling
     greedy = sampling.model_copy(update={"temperature": 0.0})
 
-    def decoded(stage: str, requests: Sequence[Request], own: Sampling) -> list[list[int]]:
+    def decoded(stage: str, requests: Sequence[Request], own: Sampling) -> list[Generation]:
         observer.stage(stage, len(requests))
 
         def decode() -> list[Generation]:
@@ -108,15 +121,10 @@ def speculated(
             with pair.undisturbed():
                 return engine.generate(requests, lambda _: observer.step())
 
-        found = again_if_lost(decode, observer)
-        if configuration.asynchronous and not Counts.of(found).n_drafted:
-            raise UserError(
-                f"{configuration.label}: no candidate came in time, nothing was checked"
-            )
-        return [generation.tokens for generation in found]
+        return again_if_lost(decode, observer)
 
-    return Speculated(
-        decoded("greedy texts, speculative", asked.greedy, greedy),
-        decoded("sampled texts", asked.sampled, drawn),
-        drawn,
-    )
+    texts = decoded("greedy texts, speculative", asked.greedy, greedy)
+    samples = decoded("sampled texts", asked.sampled, drawn)
+    if configuration.drafter is not None and not Counts.of([*texts, *samples]).n_drafted:
+        raise UserError(f"{configuration.label}: no candidate was verified, so nothing was checked")
+    return Speculated([each.tokens for each in texts], [each.tokens for each in samples], drawn)

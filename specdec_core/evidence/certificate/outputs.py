@@ -60,14 +60,22 @@ class Reference:
 
     @classmethod
     def of_weights(
-        cls, pair: Pair, asked: Asked, observer: Observer, sampling: Sampling | None = None
+        cls,
+        pair: Pair,
+        asked: Asked,
+        observer: Observer,
+        sampling: Sampling | None = None,
+        greedy: Sequence[Sequence[int]] | None = None,
     ) -> Reference:
-        """The loaded target, with the penalties and biases of `sampling`."""
-        observer.stage("greedy texts, autoregressive", len(asked.greedy))
-        greedy = (sampling or Sampling()).model_copy(update={"temperature": 0.0})
-        engine = Engine(pair, AUTOREGRESSIVE.model_copy(update={"sampling": greedy}))
-        generations = engine.generate(asked.greedy, lambda _: observer.step())
-        return cls([each.tokens for each in generations], partial(_margin, pair))
+        """The loaded target, with the penalties and biases of `sampling`; with `greedy`, for all
+        but these outputs."""
+        if greedy is None:
+            observer.stage("greedy texts, autoregressive", len(asked.greedy))
+            own = (sampling or Sampling()).model_copy(update={"temperature": 0.0})
+            engine = Engine(pair, AUTOREGRESSIVE.model_copy(update={"sampling": own}))
+            generations = engine.generate(asked.greedy, lambda _: observer.step())
+            greedy = [each.tokens for each in generations]
+        return cls(greedy, partial(_margin, pair))
 
 
 def check_outputs(

@@ -7,8 +7,8 @@ penalties, and the sets that are counted hold tokens among the reference's most 
 assumed that the log-probabilities of a given sequence are the probabilities by which it would be
 decoded, up to rounding. Rounding changes far less than what the test detects.
 
-Where no server without speculation gives log-probabilities, the target's weights on this machine
-are the reference.
+Where it gives no log-probabilities, the target's weights on this machine give the probabilities.
+Where there is no server without speculation, they are the whole reference.
 """
 
 from __future__ import annotations
@@ -45,9 +45,16 @@ def server_reference(
     server: AnswerServer, asked: Asked, pair: Pair, clients: int, observer: Observer
 ) -> Reference:
     """A server without speculation. Raises :class:`UserError` where it does not answer."""
-    greedy = answers(server, asked.greedy, clients, observer, "greedy texts, autoregressive")
+    greedy = plain_answers(server, asked, clients, observer)
     size = pair.target.config.get_text_config(decoder=True).vocab_size
     return Reference(greedy, partial(_margin, server), partial(_known, server, size))
+
+
+def plain_answers(
+    server: AnswerServer, asked: Asked, clients: int, observer: Observer
+) -> list[list[int]]:
+    """The greedy answers of a server without speculation. Raises :class:`UserError`."""
+    return answers(server, asked.greedy, clients, observer, "greedy texts, autoregressive")
 
 
 def gives_logprobs(server: AnswerServer, asked: Asked) -> bool:

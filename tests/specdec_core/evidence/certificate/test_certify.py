@@ -15,6 +15,7 @@ from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
     CertifiedServer,
+    SampledDistribution,
     certificate_path,
     find_certificate,
 )
@@ -30,15 +31,15 @@ from specdec_core.evidence.certificate.outputs import (
 from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
-from tests.configurations import FOUR, LOSSY
+from tests.configurations import FOUR, LOSSY, drafting
 
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)
 
 
-def checks_of(pair, configuration):
+def checks_of(pair, configuration, extent=EXTENT):
     prompts = [Prompt(text, text) for text in TEXTS]
-    return check_all(pair, configuration, prompts, EXTENT, Observer())
+    return check_all(pair, configuration, prompts, extent, Observer())
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,34 @@ def test_it_is_found_again_for_these_weights_alone(certificate, bare_home):
     certificate_path(pair, configuration).write_text("{}")
     with pytest.raises(UserError, match="not a certificate"):
         find_certificate(pair, configuration)
+
+
+def test_where_no_candidate_is_verified_nothing_is_certified(tiny_pair):
+    """A first token comes with the prompt's prefill."""
+    extent = Extent(max_new_tokens=1, texts=1, timed=1, repeats=1)
+    with pytest.raises(UserError, match="no candidate was verified, so nothing was checked"):
+        checks_of(tiny_pair, FOUR, extent)
+
+
+def test_without_a_token_to_compare_no_distribution_is_shown():
+    at = Sampling(temperature=1.0)
+    drawn = SampledDistribution(sampling=at, texts=2, tokens=0, level=1e-3, favours=())
+    assert not drawn.passed
+
+
+def drafting_from(requests):
+    """A schedule that drafts from this number of requests on."""
+    return drafting("schedule", ranges={1: None, requests: 4})
+
+
+def test_the_last_range_of_a_schedule_is_checked(tiny_pair):
+    extent = Extent(max_new_tokens=16, texts=1, timed=1, repeats=1)
+    checks = checks_of(tiny_pair, drafting_from(len(TEXTS)), extent)
+    assert checks.greedy.slots == len(TEXTS) > extent.slots
+    assert checks.greedy.passed
+    assert checks.sampled.passed
+    with pytest.raises(UserError, match="begins with 6 requests, but there are 5 prompts: give 6"):
+        checks_of(tiny_pair, drafting_from(len(TEXTS) + 1), extent)
 
 
 def test_none_can_be_made_of_checks_that_failed(certificate):
