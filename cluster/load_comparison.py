@@ -77,8 +77,10 @@ def compare_servers(
         for each in contestants
     }
 
+    looks = max(plan.repeats - 1, 1)  # before each repeat but the first
+
     def slower(load: Load, racing: Sequence[LoadContestant]) -> set[str]:
-        return shown_slower([rows[each] for each in racing], load)
+        return shown_slower([rows[each] for each in racing], load, looks)
 
     race = LoadRace(
         plan.groups, plan.repeats, parts, observer or Observer(), slower if leave else None
@@ -87,15 +89,15 @@ def compare_servers(
     return [rows[each] for each in entered]
 
 
-def shown_slower(rows: Sequence[LoadRow], load: Load) -> set[str]:
+def shown_slower(rows: Sequence[LoadRow], load: Load, looks: int = 1) -> set[str]:
     """The names of the rows that another one without errors is shown to be faster than under a
-    load, by the runs that they have. By a single run, which may be disturbed as a whole, it must be
-    faster by :data:`DISTURBANCE`."""
+    load, by the runs that they have, in a race that is looked at `looks` times. By a single run,
+    which may be disturbed as a whole, it must be faster by :data:`DISTURBANCE`."""
     ran = [row for row in rows if row.runs.get(load.key)]
     if not ran:
         return set()
     whole = [row for row in ran if not row.errors(load)]
-    paired = Paired({row.name: row.paces(load) for row in ran})
+    paired = Paired({row.name: row.paces(load) for row in ran}, looks=looks)
 
     def slower(row: LoadRow, other: LoadRow) -> bool:
         both = min(len(each.runs[load.key]) for each in (row, other))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.load_comparison import ServerContestant, compare_servers
+from cluster.load_comparison import ServerContestant, compare_servers, shown_slower
 from cluster.load_servers import other_servers, our_servers
 from cluster.serving.cores import Cores
 from jobs.choice import read_config
@@ -247,6 +247,26 @@ def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
     _, fast, _, slow, failing = rows
     assert over(slow, fast, load).high < 1  # over the turns that both had
     assert over(failing, fast, load).low > 1  # and yet it shows nothing of others
+
+
+def test_of_many_servers_and_looks_chance_shows_none_to_be_slower():
+    rng, load = np.random.default_rng(0), Load(clients=1, requests=24)
+    slow, fast = rng.lognormal(0, 0.2, (2, 2, 24))  # seconds
+
+    def row(name, seconds):
+        runs = [
+            [LoadRecord(index=n, sent=0, last=each, tokens=1) for n, each in enumerate(turn)]
+            for turn in seconds.tolist()
+        ]
+        return LoadRow(name=name, group="vllm", runs={load.key: runs})
+
+    others = [row(name, fast) for name in "bcdefgh"]
+    # Just shown to be slower, where only two are compared, once.
+    slow *= 1.001 / over(others[0], row("a", slow), load).low
+    both = [row("a", slow), others[0]]
+    assert shown_slower(both, load) == {"a"}
+    assert shown_slower(both, load, looks=10) == set()
+    assert shown_slower([row("a", slow), *others], load) == set()
 
 
 CHAIN_MODE = {"kind": "draft_model", "policy": {"kind": "confidence_product", "threshold": 0.3}}
