@@ -94,6 +94,8 @@ def findings(result: PapersResult) -> list[str]:
         if chain is not best:
             ratio = cells.of_ratio(timing.over(timings[chain]))
             line += f" and {ratio} the best plain chain ({chain.label})"
+        if len(by_speed) > 1:
+            line += ", chosen on these prompts"
         lines.append(f"{line}.")
     return lines
 

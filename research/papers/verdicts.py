@@ -41,10 +41,12 @@ def between(values: Iterable[float], form: str) -> str:
 
 
 class BestOfSides(NamedTuple):
-    """The best of both sides of a claim under the same conditions, by the claim's quantity."""
+    """The best of both sides of a claim under the same conditions, by the claim's quantity; with
+    `chosen`, of several on these prompts."""
 
     ours: Measured
     theirs: Measured
+    chosen: bool = False
 
     @property
     def ratio(self) -> Ratio | None:
@@ -69,7 +71,8 @@ def _claimed(result: PapersResult, key: str, claim: Claim) -> str:
     if not pairs:
         return verdict([], f"{sides[0]} or {sides[1]} is not among the rows.")
     look = QUANTITIES[claim.quantity]
-    ours, theirs = ([m.metrics[claim.quantity] for m in side] for side in zip(*pairs, strict=True))
+    ours = [pair.ours.metrics[claim.quantity] for pair in pairs]
+    theirs = [pair.theirs.metrics[claim.quantity] for pair in pairs]
     values = f"{between(ours, look.form)} against {between(theirs, look.form)} of {sides[1]}"
     ratios = [ratio for pair in pairs if (ratio := pair.ratio)]
     good = [a > b for a, b in zip(ours, theirs, strict=True)]
@@ -80,6 +83,8 @@ def _claimed(result: PapersResult, key: str, claim: Claim) -> str:
         text += f", {times} as fast ({ties} of {len(ratios)} tied)"
         if claim.quantity == "speedup":
             good = [ratio.low > 1 for ratio in ratios]
+    if any(pair.chosen for pair in pairs):
+        text += ", the best of each chosen on these prompts"
     return verdict(good, f"{text}; paper: {claim.paper}; measured reason: {_reason(pairs)}.")
 
 
@@ -88,7 +93,7 @@ def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[BestOfSides
     varied value."""
     table, quantity = result.plan.tables[key], claim.quantity
     for prompts in result.sets_of(table):
-        best: dict[tuple[object, ...], list[Measured | None]] = {}
+        known: dict[tuple[object, ...], tuple[list[Measured], list[Measured]]] = {}
         for number, row in enumerate(table.rows):
             sides = [
                 side for side, names in enumerate((claim.of, claim.over))
@@ -100,18 +105,17 @@ def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[BestOfSides
                     if found is None or quantity not in found.metrics:
                         continue
                     draft = configuration.draft if table.each_draft else None
-                    group = best.setdefault((configuration.sampling, draft, value), [None, None])
-                    known = group[sides[0]]
-                    if known is None or found.metrics[quantity] > known.metrics[quantity]:
-                        group[sides[0]] = found
-        for ours, theirs in best.values():
-            if ours is not None and theirs is not None:
-                yield BestOfSides(ours, theirs)
+                    group = known.setdefault((configuration.sampling, draft, value), ([], []))
+                    group[sides[0]].append(found)
+        for group in known.values():
+            if all(group):
+                ours, theirs = (max(side, key=lambda m: m.metrics[quantity]) for side in group)
+                yield BestOfSides(ours, theirs, max(map(len, group)) > 1)
 
 
 def _reason(pairs: list[BestOfSides]) -> str:
     """Tokens a round and, where both were timed, milliseconds a round: a speed is their ratio."""
-    ours, theirs = zip(*pairs, strict=True)
+    ours, theirs = [pair.ours for pair in pairs], [pair.theirs for pair in pairs]
     tokens = [median(each.metrics["mat"] for each in side) for side in (ours, theirs)]
     text = f"tokens a round {tokens[0]:.2f} against {tokens[1]:.2f}"
     if all(each.timing for each in (*ours, *theirs)):

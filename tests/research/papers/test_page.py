@@ -181,6 +181,12 @@ def test_an_exhibit_without_a_verdict_is_refused(
     assert unjudged(files["papers-a-paper.md"]) == ["lengths"]
     assert "**Verdict**: Does not hold here: Chain has ratio 1.95× against 2.00× of PLD" in page
     assert "measured reason: tokens a round" in page
+    assert "chosen on these prompts; paper" not in page  # a row a side
+    several = {"claim": claim.model_copy(update={"of": ("Chain", "UCBSpec")})}
+    tables = {**plan.tables, "methods": table.model_copy(update=several)}
+    plan = plan.model_copy(update={"tables": tables})
+    page, _ = papers_page(result.model_copy(update={"plan": plan}), [PAPER], "by hand")
+    assert ", the best of each chosen on these prompts; paper: 1.5×" in page
     rates = PAPER.model_copy(update={"tables": ("rates",)})
     page, _ = papers_page(frontier, [rates], "by hand")
     assert unjudged(page) == ["rates"]  # the regression has one

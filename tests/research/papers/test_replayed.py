@@ -2,9 +2,11 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from research.papers import replayed
+from research.papers.sections import verdicts
 from research.papers.sections.replayed import REPLAYED
 from research.papers.studies import OWN_HEADS, PAIR, TIMES
 from specdec_core.config import Configuration, parse
@@ -77,6 +79,17 @@ def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy):
         ucb += hardness * longest**2 * math.log(len(output))
     assert table.loc["EXP3Spec", "bound"] == pytest.approx(exp3)
     assert table.loc["UCBSpec", "bound"] == pytest.approx(ucb)
+
+
+@pytest.mark.parametrize(
+    ("low", "said"), [(0.8, "Does not hold"), (0.9, "Does not hold"), (0.96, "Holds here")]
+)
+def test_noise_puts_no_bandit_beside_the_best_length(low, said):
+    arm = {"kind": "arm", "name": "γ = 1", "over_best": 1.0, "low": 1.0, "high": 1.0}
+    bandit = {"kind": "bandit", "name": "UCBSpec", "over_best": 0.98, "low": low, "high": 1.2}
+    counts = {"tokens_per_second": 9.0, "regret_rounds": 1.0, "mat": 2.0}
+    table = pd.DataFrame([arm | counts, bandit | counts])
+    assert verdicts.banditspec_batch(table).startswith(said)
 
 
 def test_every_section_is_drawn_from_its_table(greedy, tiny_spec):
