@@ -29,12 +29,13 @@ from specdec_core.config import (
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.benchmark import BenchPlan
 from specdec_core.measure.comparison import interleaved
-from specdec_core.measure.paired import paired_ratio
+from specdec_core.measure.paired import UNKNOWN, paired_ratio
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.source import PromptSource
 from specdec_core.tokens.statistics import rounds_frame
 
 EDGES = (128, 256, 512, 1024, 2048, 4096, 8192)
+LEAST = 6  # texts; of fewer, hardly two draws of texts differ, and an interval says nothing
 _WARM_UP = 32
 
 Tokens = tuple[int, ...]
@@ -70,10 +71,11 @@ class LongForm:
     def table(self) -> Rows:
         """A row a range of context (`up_to`) and `configuration`: `tokens`, `mat`, and how many
         times as fast as autoregressive decoding it is from a text's beginning to the range's end:
-        `so_far`, with its 95 % interval over texts and repeats (`so_far_low`, `so_far_high`).
-        Ranges that a configuration did not reach in every text are left out."""
+        `so_far`, with its 95 % interval over texts and repeats (`so_far_low`, `so_far_high`), NaN
+        of fewer than :data:`LEAST` texts. Ranges that a configuration did not reach in every text
+        are left out."""
         cut = self._in_ranges()
-        base = self.labels[0]
+        base, texts = self.labels[0], cut["text"].nunique()
         for number, edge in enumerate(self.edges):
             for label in self.labels:
                 if not (_whole(cut, label, number) and _whole(cut, base, number)):
@@ -81,14 +83,15 @@ class LongForm:
                 rounds = cut[(cut["configuration"] == label) & (cut["range"] == number)]
                 tokens = rounds["generated"].sum()
                 so_far = paired_ratio(_pace(cut, base, number), _pace(cut, label, number))
+                interval = so_far if texts >= LEAST else UNKNOWN
                 yield {
                     "up_to": edge,
                     "configuration": label,
                     "tokens": int(tokens),
                     "mat": tokens / len(rounds),
                     "so_far": so_far.value,
-                    "so_far_low": so_far.low,
-                    "so_far_high": so_far.high,
+                    "so_far_low": interval.low,
+                    "so_far_high": interval.high,
                 }
 
     def _in_ranges(self) -> pd.DataFrame:

@@ -173,9 +173,9 @@ def banditspec_batch(table: pd.DataFrame) -> str:
         bandits["low"] >= BESIDE,
         f"the bandits are {between(bandits['over_best'], '.2f×')} as fast as the best length,"
         f" {fastest['name']}, by their intervals at least {between(bandits['low'], '.2f×')}, where"
-        f" {BESIDE:.2f}× is asked (paper: beside it, a drawing); measured reason: rewarded in tokens"
-        f" they have MAT {between(bandits['mat'], '.2f')} and prefer {fewest['name']}, the fewest"
-        f" rounds, which is {fewest['over_best']:.2f}×.",
+        f" {BESIDE:.2f}× is asked (paper: beside it, a drawing); measured reason: rewarded in"
+        f" tokens they have MAT {between(bandits['mat'], '.2f')} and prefer {fewest['name']}, the"
+        f" fewest rounds, which is {fewest['over_best']:.2f}×.",
     )
 
 

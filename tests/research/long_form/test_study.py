@@ -1,8 +1,12 @@
 """Along a long text, every round is put down where its text stood."""
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
-from research.long_form.study import measure_long_form, ranges_for
+from research.long_form.study import LEAST, measure_long_form, ranges_for
+from research.papers.sections.svip import long_texts
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -48,6 +52,15 @@ def test_a_range_has_the_rounds_that_begin_in_it(long_form):
     pace = (sums["seconds"] / sums["generated"]).unstack("repeat").median(axis=1).unstack("text")
     whole = pace.loc[base].sum() / pace.loc[chain].sum()
     assert table.loc[(chain, 64), "so_far"] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("texts", [len(PROMPTS), LEAST])
+def test_an_interval_needs_enough_texts(long_form, texts):
+    two, numbers = long_form.rounds, range(0, texts, len(PROMPTS))
+    rounds = pd.concat([two.assign(text=two["text"] + number) for number in numbers])
+    table = replace(long_form, rounds=rounds).table()
+    assert (table[["so_far_low", "so_far_high"]].notna() == (texts >= LEAST)).all(axis=None)
+    assert ("too few texts for intervals" in long_texts(table).svg) == (texts < LEAST)
 
 
 def test_ranges_end_with_what_the_pair_holds():
