@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -60,7 +61,8 @@ def claim_core() -> int | None:
     while True:
         if (core := next(filter(_lock, cores), None)) is not None:
             for thread in os.listdir("/proc/self/task"):  # Ray's, too
-                os.sched_setaffinity(int(thread), {core})
+                with suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(int(thread), {core})
             return core
         if time.monotonic() > deadline:
             break

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayActorError
 
 from cluster.placed_engine import check_placement
 from cluster.placement import Placed, place
@@ -98,7 +99,7 @@ def weights_of(spec: PairSpec, served: str | None = None) -> dict[str, str]:
     try:
         return fingerprints(spec) if served is None else served_fingerprints(spec, served)
     except UserError:
-        with ray_session():
+        with ray_session(), _ending():
             needs = resources(spec.runner.threads, spec.runner.device)
             return get(_start_worker(spec, served, needs).fingerprints.remote())
 
@@ -111,7 +112,7 @@ def _make(
     placement: Placement | None,
 ) -> None:
     folder, runner = wanted.folder, wanted.pair.runner
-    with ExitStack() as held:
+    with _ending(), ExitStack() as held:
         held.enter_context(locked(folder, "recording"))
         observer.stage("connecting to Ray, loading the pair")
         held.enter_context(ray_session())
@@ -164,6 +165,18 @@ def _clean(
             for part in parts_of(header):
                 shard_file(folder, part, number).unlink(missing_ok=True)
     return missing
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """The end of a recording process, again after :data:`_RETRIES` starts, becomes a
+    :class:`UserError`."""
+    try:
+        yield
+    except RayActorError:
+        raise UserError(
+            "a recording process ended, perhaps for want of memory; what is written is kept"
+        ) from None
 
 
 class RecordingWorker:

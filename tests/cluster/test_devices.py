@@ -34,3 +34,16 @@ def test_a_core_is_claimed_once_and_free_again_though_pipes_are_planted(tmp_path
         process.join()
     assert sorted(claimed) == cores
     assert claimed[-1] == freed
+
+
+def test_a_thread_that_ends_meanwhile_needs_no_core(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    threads, ended = os.listdir, str(2**22 + 1)  # no thread has a number as high
+    monkeypatch.setattr(os, "listdir", lambda folder: [ended, *threads(folder)])
+    ours, theirs = get_context("fork").Pipe()
+    process = get_context("fork").Process(target=claim, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.recv() in os.sched_getaffinity(0)
+    process.kill()
+    process.join()

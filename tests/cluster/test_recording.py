@@ -1,5 +1,6 @@
 """A recording holds what one process would record, whatever happens to the actors and the disk."""
 
+import os
 import resource
 import shutil
 import time
@@ -143,6 +144,17 @@ def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_p
     assert killer.killed >= 1
     assert killer.prompts == len(PROMPTS) - 1
     assert tables(recording.folder) == tables(recorded[0].folder)
+
+
+def test_a_process_that_ends_at_each_start_is_one_line(plan, tmp_path, monkeypatch):
+    class Ending(RecordingWorker):
+        def describe(self):
+            os._exit(1)  # as where the kernel kills it for want of memory
+
+    monkeypatch.setattr(cluster.recording, "RecordingWorker", Ending)
+    monkeypatch.setattr(cluster.recording, "_RETRIES", 0)
+    with pytest.raises(UserError, match=r"^a recording process ended, perhaps for want of memory"):
+        run_recording(plan, tmp_path)
 
 
 @pytest.mark.long
