@@ -1,8 +1,7 @@
 """How far decoding drifts from the target: lossy methods lose quality, lossless ones do not.
 
 The target scores a configuration's texts and its own (the quality loss of improved MCSD, Table 1,
-without a judge). A chi-square test says whether samples of a toy pair fit its target's exact
-distribution.
+without a judge).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import chisquare
 
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
@@ -20,7 +18,6 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import tempered
 from specdec_core.tokens.statistics import Counts, Generation
 
-_LEAST_EXPECTED = 10  # samples of a text; rarer texts count as one
 _DRAWS = 2000
 _SCORED_TOGETHER = 16
 
@@ -36,24 +33,6 @@ class Estimate:
     def columns(self, name: str) -> dict[str, float]:
         """The columns of a table that show it as `name` with its interval."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
-
-
-def goodness_of_fit(counts: np.ndarray, target: np.ndarray) -> float:
-    """The chi-square test's p-value; 0 where a text of probability 0 was sampled."""
-    if counts[target == 0].any():
-        return 0.0
-    observed, share = _pooled(counts, target)
-    return float(chisquare(observed, share / share.sum() * observed.sum()).pvalue)
-
-
-def _pooled(counts: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both with rarely expected texts pooled at the end, and without impossible texts that were not
-    seen."""
-    rare = (target > 0) & (target * counts.sum() < _LEAST_EXPECTED)
-    counts = np.append(counts[~rare], counts[rare].sum())
-    target = np.append(target[~rare], target[rare].sum())
-    possible = (target > 0) | (counts > 0)
-    return counts[possible], target[possible]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Bounds on a draft token's acceptance from entropies (SVIP, §2.2 and appendices B, C).
 
-p is the target's distribution, q the draft's. H_q is q's entropy and H_{q,p} = -Σ q log p the cross
+p is the target's distribution, q the draft's, and β = Σ min(p, q) the chance that a token drawn
+from q is accepted (Eq. 1). H_q is q's entropy and H_{q,p} = -Σ q log p the cross
 entropy, so KL(q‖p) = H_{q,p} - H_q. Entropies are in nats; all functions work on arrays. Where the
 distributions nearly agree, entropies recorded in float32 leave the bounds an error of about 1e-3.
 """
@@ -12,25 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-
-def expected_acceptance(p: ArrayLike, q: ArrayLike) -> np.ndarray:
-    """Eq. 1: β = Σ min(p, q), the chance that a token drawn from q is accepted, over the last
-    axis."""
-    return np.minimum(p, q).sum(axis=-1)
-
-
-def entropy(q: ArrayLike) -> np.ndarray:
-    """H_q over the last axis."""
-    return cross_entropy(q, q)
-
-
-def cross_entropy(q: ArrayLike, p: ArrayLike) -> np.ndarray:
-    """H_{q,p} over the last axis; infinite where q has a token that p lacks."""
-    q, p = np.broadcast_arrays(np.asarray(q, dtype=float), np.asarray(p, dtype=float))
-    with np.errstate(divide="ignore"):
-        log_p = np.log(p)
-    return -np.multiply(q, log_p, out=np.zeros_like(q), where=q > 0).sum(axis=-1)
 
 
 def divergence(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:

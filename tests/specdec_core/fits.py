@@ -2,15 +2,15 @@
 known exactly."""
 
 import numpy as np
+from scipy.stats import chisquare
 
-from research.drift.drift import goodness_of_fit
-from research.drift.toy_pair import VOCABULARY, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Sampling
 from specdec_core.models.pair import Pair
 from tests.specdec_core.kinds import configured
+from tests.toy_pair import VOCABULARY, exact_distribution, sample_counts, toy_pair
 
 LENGTH = 4  # of the continuations; the first token has no candidates
-_LEAST_EXPECTED = 10
+_LEAST_EXPECTED = 10  # samples of a text; rarer texts count as one
 
 
 def fit(
@@ -29,6 +29,24 @@ def fit(
 def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     """Of a chi-square goodness of fit of `counts` (sequences,) to probabilities (sequences,)."""
     return goodness_of_fit(*alike_behind_the_first(counts, expected))
+
+
+def goodness_of_fit(counts: np.ndarray, target: np.ndarray) -> float:
+    """The chi-square test's p-value; 0 where a text of probability 0 was sampled."""
+    if counts[target == 0].any():
+        return 0.0
+    observed, share = _pooled(counts, target)
+    return float(chisquare(observed, share / share.sum() * observed.sum()).pvalue)
+
+
+def _pooled(counts: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both with rarely expected texts pooled at the end, and without impossible texts that were not
+    seen."""
+    rare = (target > 0) & (target * counts.sum() < _LEAST_EXPECTED)
+    counts = np.append(counts[~rare], counts[rare].sum())
+    target = np.append(target[~rare], target[rare].sum())
+    possible = (target > 0) | (counts > 0)
+    return counts[possible], target[possible]
 
 
 def alike_behind_the_first(

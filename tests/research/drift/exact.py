@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from research.drift.toy_pair import PROMPT, VOCABULARY
 from specdec_core.config import Sampling
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
+from tests.toy_pair import PROMPT, VOCABULARY
 
 Text = tuple[int, ...]
 # An accepted path, the distribution (VOCABULARY,) that the target draws from after it, and the
@@ -28,7 +28,7 @@ def written_distribution(
     pair: Pair, drafter: TargetTreeSettings, sampling: Sampling, length: int
 ) -> np.ndarray:
     """The engine's probability (VOCABULARY^length,) of each continuation of PROMPT, in the order of
-    :func:`research.drift.toy_pair.exact_distribution`.
+    :func:`tests.toy_pair.exact_distribution`.
 
     For rejection sampling; takes seconds up to a length of 4.
     """

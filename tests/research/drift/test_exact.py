@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from research.drift.by_width import target_tree
-from research.drift.drift import goodness_of_fit
-from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from tests.research.drift.exact import exact_divergence, written_distribution
+from tests.specdec_core.fits import goodness_of_fit
+from tests.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 
 PLAIN = Sampling(temperature=1.0)
 WARPED = {
@@ -16,6 +16,22 @@ WARPED = {
     "top-k": Sampling(temperature=0.7, top_k=3),
     "top-p": Sampling(temperature=1.3, top_p=0.7),
 }
+
+
+def test_samples_fit_the_distribution_that_they_are_of_and_no_other_one():
+    rng = np.random.default_rng(1)
+    target = rng.dirichlet(np.full(400, 2.0))
+    drifted = target * np.exp(0.4 * rng.standard_normal(400))
+    fits = {}
+    for name, own in (("target", target), ("drifted", drifted / drifted.sum())):
+        draws = [np.random.default_rng(seed).multinomial(5_000, own) for seed in range(40)]
+        fits[name] = [goodness_of_fit(counts, target) for counts in draws]
+    assert sum(p_value < 0.05 for p_value in fits["target"]) <= 6
+    assert max(fits["drifted"]) < 1e-3
+
+
+def test_what_cannot_happen_must_not():
+    assert goodness_of_fit(np.array([500, 499, 1]), np.array([0.5, 0.5, 0.0])) == 0.0
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from research.drift.toy_pair import NEAR, toy_pair
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_started.settings import TargetForkSettings, TargetTreeSettings
 from specdec_core.engine import Engine, Request
@@ -10,6 +9,7 @@ from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
 from tests.specdec_core.kinds import configured, policy
+from tests.toy_pair import NEAR, toy_pair
 
 
 def generate(pair, settings, slots=1, **sampling):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from research.drift.toy_pair import toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -13,6 +12,7 @@ from tests.specdec_core.drafting.proofs import proposals
 from tests.specdec_core.fits import fit
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of, taught_head_of
+from tests.toy_pair import toy_pair
 
 HEAD = "head"
 PROMPTS = [tuple(range(5, 5 + n)) for n in (1, 2, 9, 30, 17)]

@@ -10,7 +10,6 @@ import torch
 import transformers
 from scipy.stats import chisquare
 
-from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.text_warper import TextWarper
@@ -18,6 +17,7 @@ from tests.conftest import generated
 from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "chain": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 3.0}},

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from research.drift import toy_pair as toy
-from research.drift.toy_pair import VOCABULARY as VOCAB
-from research.drift.toy_pair import exact_distribution
 from specdec_core.config import Sampling
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import draw_siblings
+from tests import toy_pair as toy
 from tests.specdec_core.fits import LENGTH, fit
 from tests.specdec_core.kinds import chain
 from tests.specdec_core.models.reduced_draft.drafts import draft_of
+from tests.toy_pair import VOCABULARY as VOCAB
+from tests.toy_pair import exact_distribution
 
 joint = partial(exact_distribution, length=LENGTH)
 

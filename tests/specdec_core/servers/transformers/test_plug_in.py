@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 
-from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairConfiguration, RunnerSettings, Sampling
 from specdec_core.engine import Engine, Request, forward_costs
@@ -19,6 +18,7 @@ from specdec_core.servers.transformers.plug_in import DraftCandidates, forget, o
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.servers.transformers.branches import Branches
+from tests.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 
 CHAIN = {"kind": "draft_model"}
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3}
