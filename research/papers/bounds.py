@@ -1,8 +1,8 @@
 """Bounds on a draft token's acceptance from entropies (SVIP, §2.2 and appendices B, C).
 
 p is the target's distribution, q the draft's, and β = Σ min(p, q) the chance that a token drawn
-from q is accepted (Eq. 1). H_q is q's entropy and H_{q,p} = -Σ q log p the cross
-entropy, so KL(q‖p) = H_{q,p} - H_q. Entropies are in nats; all functions work on arrays. Where the
+from q is accepted (Eq. 1). H_q is q's entropy and H_{q,p} = -Σ q log p the cross entropy, so
+KL(q‖p) = H_{q,p} - H_q. Entropies are in nats; all functions work on arrays. Where the
 distributions nearly agree, entropies recorded in float32 leave the bounds an error of about 1e-3.
 """
 
