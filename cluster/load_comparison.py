@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import comb
 from time import sleep
 
 from cluster.serving.cores import Cores, on_cores
@@ -91,13 +92,15 @@ def compare_servers(
 
 def shown_slower(rows: Sequence[LoadRow], load: Load, looks: int = 1) -> set[str]:
     """The names of the rows that another one without errors is shown to be faster than under a
-    load, by the runs that they have, in a race that is looked at `looks` times. By a single run,
-    which may be disturbed as a whole, it must be faster by :data:`DISTURBANCE`."""
+    load, by the runs that they have, in a race that is looked at `looks` times: for all pairs and
+    looks together (Bonferroni). By a single run, which may be disturbed as a whole, it must be
+    faster by :data:`DISTURBANCE`."""
     ran = [row for row in rows if row.runs.get(load.key)]
     if not ran:
         return set()
     whole = [row for row in ran if not row.errors(load)]
-    paired = Paired({row.name: row.paces(load) for row in ran}, looks=looks)
+    paces, pairs = {row.name: row.paces(load) for row in ran}, comb(len(ran), 2)
+    paired = Paired(paces, looks=looks * max(pairs, 1))
 
     def slower(row: LoadRow, other: LoadRow) -> bool:
         both = min(len(each.runs[load.key]) for each in (row, other))

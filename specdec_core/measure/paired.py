@@ -7,33 +7,25 @@ the turns that both had, because the machine's speed differs from turn to turn, 
 that both answered in each of them.
 
 Requests at the same time are not independent, so that with many clients intervals are too narrow
-rather than too wide. The intervals of all pairs of contestants hold together, and those of all
-looks at a race, which may stop when the choice is clear (Bonferroni).
+rather than too wide. A race that looks several times, to stop when the choice is clear, has the
+intervals of all looks hold together (Bonferroni).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cache
-from math import ceil, comb
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from specdec_core.tokens.statistics import Ratio
 
-DRAWS = 2000  # or more, so that there are TAIL beyond each end of an interval
-TAIL = 2
+DRAWS = 2000
 CONFIDENCE = 0.95
 UNKNOWN = Ratio(*[float("nan")] * 3)
 
 Name = TypeVar("Name", bound=Hashable)
-
-
-def shared(error: float, contestants: int, looks: int = 1) -> float:
-    """The error of an interval, so that `error` is that of the intervals of all pairs of
-    contestants at all looks together (Bonferroni)."""
-    return error / looks / max(comb(contestants, 2), 1)
 
 
 def unbeaten(among: Collection[Name], ratio: Callable[[Name, Name], Ratio]) -> list[Name]:
@@ -56,8 +48,8 @@ class Cost(NamedTuple):
 
 class Paired:
     """Contestants by name. `costs` and `gains` of each have the shape (turns, requests); a cost is
-    NaN where the request failed; unset, every request gains the same. The intervals of all pairs at
-    all `looks` hold together."""
+    NaN where the request failed; unset, every request gains the same. `looks` is the number of
+    comparisons that have intervals which hold together."""
 
     def __init__(
         self,
@@ -67,13 +59,13 @@ class Paired:
     ) -> None:
         self._costs = costs
         self._gains = gains or {name: np.ones_like(cost) for name, cost in costs.items()}
-        self._tail = shared(1 - CONFIDENCE, len(costs), looks) / 2
+        self._tail = (1 - CONFIDENCE) / 2 / looks
         if len({cost.shape[1] for cost in costs.values()}) > 1:
             raise ValueError(f"unpaired requests: {[cost.shape for cost in costs.values()]}")
         self.turns, requests = max(cost.shape for cost in costs.values())  # the most
-        rng, draws = np.random.default_rng(0), max(DRAWS, ceil(TAIL / self._tail))
-        self._places = rng.random((draws, self.turns, 1))
-        self._drawn = rng.random((draws, 1, requests))
+        rng = np.random.default_rng(0)
+        self._places = rng.random((DRAWS, self.turns, 1))
+        self._drawn = rng.random((DRAWS, 1, requests))
         self._resampled = cache(self._resample)
 
     @property

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from math import comb, exp, inf, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.measure.paired import shared, unbeaten
+from specdec_core.measure.paired import unbeaten
 from specdec_core.tokens.statistics import Ratio, as_long
 
 TIGHTEST = 24  # prompts at which the intervals are narrowest for what they promise
@@ -67,7 +67,7 @@ class Race:
         self, contestants: Sequence[str], newcomers: int = 0, confidence: float = 0.95
     ) -> None:
         self.contestants = tuple(contestants)
-        self.alpha = shared(1 - confidence, len(self.contestants) + newcomers)
+        self.alpha = (1 - confidence) / max(comb(len(self.contestants) + newcomers, 2), 1)
         # By prompt and turn.
         self._times: dict[str, dict[Hashable, dict[int, _Time]]] = {c: {} for c in contestants}
         self._lengths: dict[Hashable, int] = {}  # of each prompt's first output
