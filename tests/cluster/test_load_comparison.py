@@ -20,6 +20,7 @@ from specdec_core.models.location import located
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 from specdec_core.search.load.records import LoadRecord
+from specdec_core.search.load.workload import Load
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV

@@ -65,12 +65,12 @@ def test_mlflow_runs_and_versions_are_tagged(result, folder, home):
     table = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/configurations.csv")
     assert LOSSY.label in table
     versions = {
-        lossless: register(result, config_id, client)
-        for lossless, config_id in (("true", result.champion), ("false", LOSSY.id))
+        tag: register(result, config_id, client)
+        for tag, config_id in (("true", result.champion), ("false", LOSSY.id))
     }
-    for lossless, version in versions.items():
+    for tag, version in versions.items():
         registered = client.get_model_version(result.pair.name, str(version))
-        assert registered.tags["lossless"] == lossless
+        assert registered.tags["lossless"] == tag
 
 
 def test_responses_say_so():

@@ -108,7 +108,7 @@ def test_a_draft_that_the_pair_lacks():
     alone, first = (parse(Configuration, {"drafter": own}, "here") for own in (SUFFIX, DRAFT))
     alone.check_drafts((), "here")
     first.check_drafts(["small"], "here")
-    with pytest.raises(UserError, match="^here: it needs a draft model, and the pair has none: "):
+    with pytest.raises(UserError, match=r"^here: it needs a draft model, and the pair has none: "):
         first.check_drafts((), "here")
     for names, known in ((["small"], "small"), ((), "none")):
         with pytest.raises(UserError, match=rf"no draft 'big' \(it has: {known}\)"):

@@ -37,8 +37,8 @@ def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatc
     assert after.kinds["temperature 1"][1] > before.kinds["temperature 1"][1] + 0.15
     assert 1 < before.greedy_tokens + 0.2 < after.greedy_tokens <= 1 + SETTINGS.steps
     assert training.curve[-1].loss < training.curve[0].loss
-    evaluated = [(standing.count, summary) for standing, summary in heard if summary]
-    assert evaluated == [(e.tokens, e.summary) for e in training.curve]
+    told = [(standing.count, summary) for standing, summary in heard if summary]
+    assert told == [(e.tokens, e.summary) for e in training.curve]
 
 
 def test_features_are_recorded_once_and_resumed(tiny_pair, tmp_path, monkeypatch):
