@@ -175,7 +175,7 @@ async def refused(fleet, monkeypatch):
     beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
     elsewhere = before.pair.model_copy(update={"target": "elsewhere/other"})
     for update, message in (
-        ({"configuration": UNKNOWN}, "needs draft 'nobody'"),
+        ({"configuration": UNKNOWN}, "the pair has no draft 'nobody'"),
         ({"configuration": beside}, "specdec serve --cluster PLACEMENT"),
         ({"pair": elsewhere}, "another target writes other texts"),
     ):

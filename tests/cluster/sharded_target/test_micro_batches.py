@@ -41,6 +41,7 @@ def stage(rank, folder):
     exchange = connected(rank, 2, Path(folder) / "ranks")
     model = load_layers(folder, torch.float32, exchange)
     shard = object.__new__(Shard)
+    shard.device = torch.device("cpu")
     shard.runners, shard.outputs, shard.answers = {0: EagerRunner(model, 4, 64)}, {}, rank == 1
     shard.prefill(0, [Batch(range(4), PROMPTS, wanted=[0] * 4)])
     first_stage_is_done = Path(folder) / "done"
