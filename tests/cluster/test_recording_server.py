@@ -227,7 +227,13 @@ def recorded_from(application, plan, home):
         return run_recording(plan, home, address=ServerAddress(url=url, clients=3))
 
 
-@pytest.mark.parametrize("weights", [False, True], ids=["no weights", "weights"])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param(False, id="no weights"),
+        pytest.param(True, id="weights", marks=pytest.mark.long),
+    ],
+)
 def test_heads_are_recorded_by_the_hidden_states_that_a_server_writes(
     plan, tiny_spec, tiny_pair, tmp_path, weights
 ):

@@ -31,8 +31,11 @@ def never_slower(monkeypatch):
 
 @pytest.mark.parametrize(
     ("configuration", "placement"),
-    [(FOUR, None), (BESIDE, "local-2.yaml"), (FOUR, "local-shards-2.yaml")],
-    ids=["here", "asynchronous", "split"],
+    [
+        pytest.param(FOUR, None, id="here"),
+        pytest.param(BESIDE, "local-2.yaml", id="asynchronous"),
+        pytest.param(FOUR, "local-shards-2.yaml", id="split", marks=pytest.mark.long),
+    ],
 )
 def test_a_certificate_is_written_here_and_on_devices_of_a_cluster(
     command, tmp_path, tiny_spec, ray_running, configuration, placement

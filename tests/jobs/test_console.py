@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -54,18 +53,16 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
 def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(command, tmp_path, start_ray):
     lock: Any = vars(logging)["_lock"]
 
-    def init(**_):
-        def interrupted():
-            lock.acquire()  # as `logging` does around a fork
+    interrupts = []
+
+    class Fork:
+        def __del__(self):  # errors in it are dropped, as around a fork
+            lock.acquire()  # as `logging` does there
+            interrupts.append(signal.getsignal(signal.SIGINT))
             signal.raise_signal(signal.SIGINT)
             lock.release()
 
-        weakref.finalize(Thing(), interrupted)  # errors in it are dropped, as in a fork
-
-    class Thing:
-        pass
-
-    start_ray(init)
+    start_ray(lambda **_: bool(Fork()))
 
     def main() -> None:
         with interruptible(), ray_session():
@@ -73,6 +70,7 @@ def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(command, tm
 
     try:
         done = command(main, tmp_path)
+        assert len(interrupts) == 1
         assert done.returncode == 130
         assert done.stdout == "interrupted; the same command resumes\n"
         logger = threading.Thread(target=logging.getLogger, args=("another",), daemon=True)

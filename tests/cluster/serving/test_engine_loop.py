@@ -291,6 +291,7 @@ async def killed(service, signal):
     return tokens
 
 
+@pytest.mark.long
 async def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
     tiny_spec, tiny_pair, monkeypatch
 ):

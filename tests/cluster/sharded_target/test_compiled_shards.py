@@ -14,7 +14,8 @@ from tests.cluster.sharded_target.test_sharded_runner import REQUESTS
 from tests.configurations import LOOKUP, SUFFIX
 
 
-@pytest.mark.parametrize("split", [pytest.param("heads", marks=pytest.mark.long), "layers"])
+@pytest.mark.long
+@pytest.mark.parametrize("split", ["heads", "layers"])
 def test_it_decodes_as_the_eager_whole_model(split, tiny_spec, gpt2_folder, ray_running):
     target = tiny_spec.target if split == "heads" else gpt2_folder
     eager = tiny_spec.model_copy(update={"target": target, "drafts": {}})

@@ -128,6 +128,7 @@ def test_every_process_counts(ray_running, tmp_path):
     assert pd.concat(found)["pid"].nunique() == ray.cluster_resources()["CPU"]
 
 
+@pytest.mark.long
 def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_running, tmp_path):
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
     heard = HeardSweep()

@@ -245,7 +245,9 @@ def test_the_test_notices_guesses_that_were_not_drawn(toy_pair, monkeypatch):
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
-@pytest.mark.parametrize(("bug", "count"), [("certain", 2_000), ("late", 4_000)])
+@pytest.mark.parametrize(
+    ("bug", "count"), [("certain", 2_000), pytest.param("late", 4_000, marks=pytest.mark.long)]
+)
 def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count):
     def wrong(self, tree, *others):
         before, sources = len(tree), tree.draft_probs

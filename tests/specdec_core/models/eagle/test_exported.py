@@ -1,17 +1,12 @@
-"""Heads that are exported and bundled: only those that other programs can run."""
-
-from importlib import metadata
+"""Heads are exported where other programs can run them."""
 
 import pytest
 import torch
 
-from specdec_core.base.bundled import FOR_FETCHED, bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import exported
 from specdec_core.models.eagle.exported import exported_head
-from specdec_core.models.eagle.loading import load_head, names_head, read_card, save_head
-from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.loading import load_skeleton
+from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     LAYERS,
@@ -72,35 +67,3 @@ def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path, monkeypatc
 
     monkeypatch.setattr(exported, "load_head", lambda name, _, **options: slowly(name, **options))
     assert [export(random_head(), tmp_path / "head").stat().st_ino] == made
-
-
-MEBIBYTE = 1024 * 1024
-HEADS = [name for name in FOR_FETCHED if names_head(f"bundled:{name}")]
-
-
-@pytest.fixture(params=HEADS)
-def name(request):
-    return f"bundled:{request.param}"
-
-
-def target_of(name):
-    """The head's target, where it is installed."""
-    target = read_card(name).target
-    package = target.removeprefix("package:")
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed (python -m jobs.fetch)")
-    return target
-
-
-def test_it_is_small_enough_for_the_repository(name):
-    folder = bundled_path(name.removeprefix("bundled:"))
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 12 * MEBIBYTE
-    assert names_head(name)
-
-
-def test_it_is_for_the_target_that_it_names(name):
-    target = target_of(name)
-    head = load_head(name, load_skeleton(target).config, fingerprint(target))
-    assert all(weight.isfinite().all() for weight in head.parameters())
