@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import ray
 
 from cluster.placement import Placed
 from cluster.session import get, listening_address, start_actor
-from cluster.sharded_target.shard import Shard, ShardFacts
+from cluster.sharded_target.shard import Shard
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
@@ -34,14 +32,10 @@ class Draft(Shard):
 
     def __init__(self, spec: PairSpec) -> None:
         super().__init__(spec, "heads", 0, 1)
-        self.weights = [*chain(*(draft.parameters() for draft in self.drafts.drafts.values()))]
+        _ = self.drafts  # loaded now, so that an error is known before anything waits for it
 
-    def load(self, *_: Any) -> ShardFacts:
-        return self.facts(self.weights)
-
-    def pid(self) -> int:
-        """The number of this process on its node."""
-        return os.getpid()
+    def load(self, *_: Any) -> None:
+        """Its models are loaded already."""
 
     def draft_for(self, host: str, port: int, key: bytes) -> None:
         """Draft for the engine at that address until the engine is gone. After an error, which is
@@ -71,7 +65,7 @@ class PlacedDraft:
         self.link = SocketLink(host)
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
         self.actor = start_actor(Draft, spec, **options, max_concurrency=_CALLS)
-        self.pid: int = get(self.actor.pid.remote())
+        get(self.actor.__ray_ready__.remote())
         address = host, self.link.port, self.link.key
         self._served: ray.ObjectRef = self.actor.draft_for.remote(*address)
 

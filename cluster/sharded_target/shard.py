@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
@@ -15,8 +14,7 @@ import psutil
 import ray
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from cluster.devices import claim_device, placed_spec
 from cluster.session import listening_address
@@ -36,23 +34,13 @@ from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton, load_tokenizer
-from specdec_core.models.packing import PackedLinear, pack_linear_layers
+from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.pair import Pair, load_drafts, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
 # The calls of a group: methods of the runner, and of the shard.
 _OF_RUNNER = {"truncate", "keep", "fork", "expect", "watch_hidden"}
 _OF_SHARD = {"open", "close", "mixes", "prefill", "forward", "logits"}
-
-
-@dataclass(frozen=True)
-class ShardFacts:
-    """What a shard is and holds."""
-
-    node: str
-    pid: int
-    device: str
-    parameters: int
 
 
 class Shard:
@@ -79,7 +67,7 @@ class Shard:
 
     def load(
         self, addresses: Sequence[Address] = (), board: ray.actor.ActorHandle | None = None
-    ) -> ShardFacts:
+    ) -> None:
         """Connect to the other ranks, at these addresses and through `board`, and load this rank's
         part of the model."""
         spec = self.spec
@@ -96,7 +84,6 @@ class Shard:
             if spec.runner.pack and not spec.runner.compile and self.device.type == "cpu":
                 pack_linear_layers(self.model)
             self._open = self._open_part
-        return self.facts(_weights(self.model))
 
     def _open_part(self, slots: int, cache_tokens: int | None) -> ModelRunner:
         """A runner of this rank's part, which all ranks open."""
@@ -127,15 +114,6 @@ class Shard:
         spec = self.spec
         return Pair(
             spec, load_tokenizer(spec.target), load_skeleton(spec.target), load_drafts(spec)
-        )
-
-    def facts(self, weights: Sequence[Tensor]) -> ShardFacts:
-        """What this process is, with the weights that it holds."""
-        return ShardFacts(
-            node=ray.get_runtime_context().get_node_id(),
-            pid=os.getpid(),
-            device=str(self.device),
-            parameters=sum(p.numel() for p in weights),
         )
 
     def _join(self, addresses: Sequence[Address], board: ray.actor.ActorHandle | None) -> Exchange:
@@ -241,13 +219,6 @@ class Shard:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _weights(model: nn.Module) -> list[Tensor]:
-    """The weights that this process holds: tied ones once, packed layers in their packed form."""
-    local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
-    packed = [m._packed for m in model.modules() if isinstance(m, PackedLinear)]
-    return [*{p.data_ptr(): p for p in local}.values(), *packed]
 
 
 def _interface(address: str) -> str | None:

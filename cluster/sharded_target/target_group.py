@@ -17,7 +17,7 @@ from cluster.placement import Placed
 from cluster.session import get, listening_address, start_actor
 from cluster.sharded_target.board import Board
 from cluster.sharded_target.messages import LARGEST, Call, ShardFailed, decode, encode
-from cluster.sharded_target.shard import Shard, ShardFacts
+from cluster.sharded_target.shard import Shard
 from cluster.sharded_target.shard_weights import check_target
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, Wire, WireListener
@@ -40,8 +40,7 @@ class TargetGroup:
     """The target of `spec` (data types resolved), with a part on each device placed for it; or the
     `draft`'s process alone, which Ray starts again itself.
 
-    Every shard has its own socket. `facts` describe each rank's part; `rebuilt` counts the restarts
-    after a shard was lost.
+    Every shard has its own socket. `rebuilt` counts the restarts after a shard was lost.
 
     Raises:
         UserError: the model cannot be split like this.
@@ -57,7 +56,6 @@ class TargetGroup:
         self.placed, self.spec, self.draft = placed, spec, draft
         self.parts, self.split = target.devices, target.split
         check_target(spec, target)
-        self.facts: list[ShardFacts] = []
         self.rebuilt = 0
         self._numbers = itertools.count()
         self._closed: list[Call] = []
@@ -136,11 +134,11 @@ class TargetGroup:
                 " node left the cluster?"
             ) from None
         if self.parts == 1:
-            self.facts = [get(self._shards[0].load.remote())]
+            get(self._shards[0].load.remote())
         else:
             addresses = get([shard.address.remote() for shard in self._shards])
             board = start_actor(Board, num_cpus=0)  # ends when its handle is gone
-            self.facts = get([shard.load.remote(addresses, board) for shard in self._shards])
+            get([shard.load.remote(addresses, board) for shard in self._shards])
         self._connect()
         self._lost = False
 

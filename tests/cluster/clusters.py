@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any
 
+from ray._private.state import actors
+from ray.actor import ActorHandle
 from ray.cluster_utils import Cluster
 from ray.experimental import internal_kv
 
@@ -23,6 +25,16 @@ def running_cluster(nodes: int = 0, **head: Any) -> Iterator[Cluster]:
         cluster.shutdown()
         if own is not None:  # of another Ray that runs in this process, which this ended, too
             internal_kv._initialize_internal_kv(own)
+
+
+def process_of(actor: ActorHandle) -> int:
+    """The number of an actor's process on its node, which Ray knows also while the actor serves."""
+    return actors(actor._actor_id.hex())["Pid"]
+
+
+def node_of(actor: ActorHandle) -> str:
+    """The id of an actor's node."""
+    return actors(actor._actor_id.hex())["Address"]["NodeID"]
 
 
 def in_a_process(function: Callable[..., None], *arguments: object) -> None:

@@ -36,7 +36,7 @@ from specdec_core.search.results import SECONDS
 from specdec_core.servers.process import free_port
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster import fake_gpus
-from tests.cluster.clusters import in_a_process, running_cluster
+from tests.cluster.clusters import in_a_process, node_of, process_of, running_cluster
 from tests.commands import QUICK, ROOT, alive, prompts_file, sweep_plan, wait_until
 from tests.configurations import PEARL, drafting
 from tests.specdec_core.drafting.pearl.in_turns import linked
@@ -63,7 +63,7 @@ def decode(address, spec):
     placement = Placement.model_validate({"target": {"devices": 2, "split": "heads"}})
     with ray_session(), placed_engine(spec, PEARL, Limits(1), placement) as engine:
         group = engine.pair.group
-        assert len({fact.node for fact in group.facts}) == 2
+        assert len({node_of(shard) for shard in group._shards}) == 2
         origins: list[TokenOrigin] = []
         while TokenOrigin.DRAFT not in origins:  # a draft that has come needs a moment
             [generation] = engine.generate([request])
@@ -73,7 +73,7 @@ def decode(address, spec):
         engine.add(request)
         for _ in range(5):
             engine.step()
-        os.kill(group.facts[1].pid, signal.SIGKILL)
+        os.kill(process_of(group._shards[1]), signal.SIGKILL)
         chunks = []
         while not engine.idle:
             chunks += engine.step()  # none in the step that notices the loss
@@ -205,7 +205,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
             (chunk,) = engine.step()
             finished = chunk.finished
             if TokenOrigin.DRAFT in chunk.origins and not killed:
-                os.kill(draft.pid, signal.SIGKILL)
+                os.kill(process_of(draft.actor), signal.SIGKILL)
                 killed = True
         assert killed
         assert finished.tokens == expected.tokens
@@ -230,8 +230,8 @@ def test_a_draft_killed_on_its_device_costs_a_synchronous_drafter_no_token(ray_r
             [chunk] = engine.step()
         draft, target = engine.pair.draft, engine.pair.group
         assert {TokenOrigin.DRAFT} <= {*chunk.origins}
-        assert draft.pid != target.facts[0].pid
-        os.kill(draft.pid, signal.SIGKILL)
+        assert process_of(draft.actor) != process_of(target._shards[0])
+        os.kill(process_of(draft.actor), signal.SIGKILL)
         origins = []
         while not engine.idle:
             for chunk in engine.step():
@@ -308,7 +308,7 @@ def test_a_trial_is_lost_with_its_draft_so_that_rounds_without_one_do_not_count(
 
     def killing(texts=True):
         if not killed:
-            killed.append(engine.pair.draft.pid)
+            killed.append(process_of(engine.pair.draft.actor))
             os.kill(killed[0], signal.SIGKILL)
             wait_until(lambda: not alive(killed[0]))
         return step(texts)

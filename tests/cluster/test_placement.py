@@ -35,7 +35,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts
 from tests.cluster import small_devices
-from tests.cluster.clusters import in_a_process
+from tests.cluster.clusters import in_a_process, process_of
 from tests.commands import QUICK, ROOT, prompts_file
 from tests.configurations import FOUR
 from tests.specdec_core.kinds import chain
@@ -148,8 +148,7 @@ def test_processes_may_take_as_long_to_start_as_their_runtime_environment():
 def processes(bench):
     """Those of a bench, and of the models that its engine has run."""
     assert "started" in vars(bench.pair.drafting)
-    facts = [*bench.pair.group.facts, *bench.pair.draft.group.facts]
-    return [os.getpid(), *(fact.pid for fact in facts)]
+    return [os.getpid(), *map(process_of, [*bench.pair.group._shards, bench.pair.draft.actor])]
 
 
 def test_finalists_are_timed_with_the_draft_on_its_own_device(ray_running, tiny_pair):

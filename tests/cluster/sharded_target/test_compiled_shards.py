@@ -10,6 +10,7 @@ from specdec_core.config import Configuration
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import PREFILL_CHUNK
+from tests.cluster.clusters import process_of
 from tests.cluster.sharded_target.test_sharded_runner import REQUESTS
 from tests.configurations import LOOKUP, SUFFIX
 
@@ -31,6 +32,6 @@ def test_it_decodes_as_the_eager_whole_model(split, tiny_spec, gpt2_folder, ray_
                 for pair in (sharded, whole)
             )
             assert found == expected
-        for facts in sharded.group.facts:
-            files = {mapped.path for mapped in psutil.Process(facts.pid).memory_maps()}
+        for shard in sharded.group._shards:
+            files = {mapped.path for mapped in psutil.Process(process_of(shard)).memory_maps()}
             assert any("/graphs/" in file for file in files), "each rank runs a graph of its own"

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 
 from cluster.sharded_target import operators
 from cluster.sharded_target.exchange import all_agree
@@ -110,6 +111,9 @@ def part(rank, folder, split, how):
     load = load_heads if split == "heads" else load_layers
     exchange = connected(rank, 2, Path(folder) / "ranks")
     model = load(folder, torch.float32, exchange)
+    own = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    once = {p.data_ptr(): p.numel() for p in own}  # of tied ones
+    torch.save(sum(once.values()), f"{folder}/size-{rank}")
     if how == "packed":
         pack_linear_layers(model)
     if how == "compiled":
@@ -150,6 +154,22 @@ def assert_two_parts_are_the_whole(family, split, how, folder):
     together = torch.load(folder / f"logits-{split}")
     for ours, theirs in zip(together, logits_of(EagerRunner(whole, 2, 128)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    return whole
+
+
+@pytest.mark.parametrize(("family", "split"), [("qwen3", "heads"), ("gpt2", "layers")])
+def test_each_rank_has_only_its_part(family, split, tmp_path):
+    model = assert_two_parts_are_the_whole(family, split, "plain", tmp_path)
+    has = [torch.load(tmp_path / f"size-{rank}") for rank in range(2)]
+    whole = model.num_parameters()
+    if split == "heads":
+        norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
+        uneven = model.config.hidden_size  # one rank has a token of the vocabulary more
+        assert has == [(whole - norms + n) // 2 + norms for n in (uneven, -uneven)]
+    else:
+        layer = sum(p.numel() for p in model.transformer.h[0].parameters())
+        beside = whole - 3 * layer  # embeddings, which begin and end the model, and a norm
+        assert has == [beside + layer, beside + 2 * layer]
 
 
 @pytest.mark.parametrize("split", ["heads", "layers"])

@@ -23,6 +23,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost, time_forward
 from specdec_core.tokens.statistics import TokenOrigin
+from tests.cluster.clusters import process_of
 from tests.configurations import LOSSY, PEARL, drafting
 from tests.specdec_core.drafting.pearl.in_turns import linked
 from tests.specdec_core.kinds import chain, configured
@@ -99,19 +100,6 @@ def test_a_pair_says_where_its_models_are(both):
     assert both.whole.placement is None
 
 
-def test_each_rank_has_only_its_part(both):
-    model = both.whole.target
-    whole = sum(p.numel() for p in model.parameters())
-    has = [fact.parameters for fact in both.sharded.group.facts]
-    if both.split == "heads":
-        norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
-        assert has == [(whole - norms) // 2 + norms] * 2
-    else:
-        layer = sum(p.numel() for p in model.transformer.h[0].parameters())
-        beside = whole - 3 * layer  # embeddings, which begin and end the model, and a norm
-        assert has == [beside + layer, beside + 2 * layer]
-
-
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_it_decodes_as_the_whole_model(both, name):
     results = []
@@ -182,7 +170,7 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both, monkeypatch):
     rounds = 0
     while not engine.idle:
         if rounds == 2:
-            os.kill(group.facts[1].pid, signal.SIGKILL)
+            os.kill(process_of(group._shards[1]), signal.SIGKILL)
         for chunk in engine.step():
             told[chunk.request_id] += chunk.tokens
         rounds += 1
@@ -199,7 +187,7 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both, monkeypatch):
 
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
 def test_logits_of_a_sequence_are_the_whole_models_also_after_the_loss_of_a_shard(both):
-    os.kill(both.sharded.group.facts[0].pid, signal.SIGKILL)
+    os.kill(process_of(both.sharded.group._shards[0]), signal.SIGKILL)
     for draft in (None, "draft"):
         ours, theirs = (pair.logits(PROMPTS[2], draft) for pair in (both.sharded, both.whole))
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
@@ -223,7 +211,7 @@ def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(both, monk
 @pytest.mark.parametrize("both", ["layers"], indirect=True)
 def test_a_shard_that_fails_alone_is_heard(both):
     """One that answers nothing else, while the other waits for what it will never send."""
-    pid = both.sharded.group.facts[0].pid
+    pid = process_of(both.sharded.group._shards[0])
     room = psutil.Process(pid).memory_info().vms + (64 << 20)
     prlimit(pid, RLIMIT_AS, (room, room))
     runner = both.sharded.open_runner(None, 10_000)  # caches of a gigabyte
