@@ -56,50 +56,67 @@ class Draft(Shard):
 
 
 class PlacedDraft:
-    """A link to a draft on the device that `placed` has for it. `spec` has its device and data
-    types resolved. Made, and used, in the engine's process."""
+    """The draft on the device that `placed` has for it: its process, which starts when it is first
+    needed, a link for PEARL, and a group for forwards of its models. `spec` has its device and data
+    types resolved. Used in the engine's process, by every copy of a pair."""
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
-        self.spec, self._placed = spec, placed
-        host = listening_address()
-        self.link = SocketLink(host)
-        options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
-        self.actor = start_actor(Draft, spec, **options, max_concurrency=_CALLS)
-        get(self.actor.__ray_ready__.remote())
-        address = host, self.link.port, self.link.key
-        self._served: ray.ObjectRef = self.actor.draft_for.remote(*address)
+        self.placed, self.spec = placed, spec
+
+    @cached_property
+    def actor(self) -> ray.actor.ActorHandle:
+        """The draft's process, once it has loaded its models."""
+        options = self.placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
+        actor = start_actor(Draft, self.spec, **options, max_concurrency=_CALLS)
+        get(actor.__ray_ready__.remote())
+        return actor
 
     @cached_property
     def group(self) -> TargetGroup:
         """The draft's process for forwards of its models."""
-        return TargetGroup(self._placed, self.spec, self.actor)
+        return TargetGroup(self.placed, self.spec, self.actor)
+
+    @cached_property
+    def _link(self) -> SocketLink:
+        actor, host = self.actor, listening_address()
+        link = SocketLink(host)
+        self._served: ray.ObjectRef = actor.draft_for.remote(host, link.port, link.key)
+        return link
 
     @property
     def losses(self) -> int:
         """How often its process was lost so far, as far as is known."""
-        of_forwards = self.group.rebuilt if "group" in vars(self) else 0
-        return of_forwards + self.link.number - self.link.connected
+        used, losses = vars(self), 0
+        if "group" in used:
+            losses += self.group.rebuilt
+        if "_link" in used:
+            losses += self._link.number - self._link.connected
+        return losses
 
-    def wait(self) -> SocketLink:
-        """The link, once the draft has loaded its models and connected.
+    def link(self) -> SocketLink:
+        """The link, once the draft has connected.
 
         Raises:
             UserError: it could not.
         """
         waited = 0.0
-        while not self.link.wait(1.0):
+        while not self._link.wait(1.0):
             waited += 1.0
             ready, _ = ray.wait([self._served], timeout=0)
             if ready:
                 get(ready)
             if ready or waited > LOADING:
                 raise UserError("the draft's process did not come")
-        return self.link
+        return self._link
 
     def close(self) -> None:
+        used = vars(self)
         # The draft ends when its link is closed. Ray would report an interrupted call.
-        self.link.close()
-        if "group" in vars(self):
+        if "_link" in used:
+            self._link.close()
+        if "group" in used:
             self.group.close()
-        ray.wait([self._served], timeout=ENDING)
-        ray.kill(self.actor)
+        if "_link" in used:
+            ray.wait([self._served], timeout=ENDING)
+        if "actor" in used:
+            ray.kill(self.actor)

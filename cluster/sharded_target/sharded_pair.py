@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
-from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import (
@@ -29,31 +27,6 @@ from specdec_core.models.pair import (
 from specdec_core.models.runner import CacheLost, ModelRunner
 
 
-@dataclass(frozen=True)
-class LazyDraft:
-    """The draft's process, for every copy of a pair."""
-
-    placed: Placed
-    spec: PairSpec
-
-    @cached_property
-    def started(self) -> PlacedDraft:
-        return PlacedDraft(self.placed, self.spec)
-
-    def link(self) -> SocketLink:
-        """The connection to it, once it has loaded its models."""
-        return self.started.wait()
-
-    @property
-    def losses(self) -> int:
-        """See :attr:`PlacedDraft.losses`."""
-        return self.started.losses if "started" in vars(self) else 0
-
-    def close(self) -> None:
-        if "started" in vars(self):
-            self.started.close()
-
-
 @dataclass
 class ShardedPair(Pair):
     """A pair with its models on `placed` devices. `target` and `drafts` have configurations only:
@@ -61,20 +34,15 @@ class ShardedPair(Pair):
     is placed, with the shard that answers for the target."""
 
     group: TargetGroup = field(kw_only=True)
-    drafting: LazyDraft = field(kw_only=True)
+    draft: PlacedDraft = field(kw_only=True)
 
     @property
     def placement(self) -> Placement:
-        return self.drafting.placed.placement
-
-    @property
-    def draft(self) -> PlacedDraft:
-        """The draft's process, which is started when it is first needed."""
-        return self.drafting.started
+        return self.draft.placed.placement
 
     @property
     def losses(self) -> int:
-        return self.group.rebuilt + self.drafting.losses
+        return self.group.rebuilt + self.draft.losses
 
     def open_runner(
         self,
@@ -100,12 +68,12 @@ class ShardedPair(Pair):
         """This pair, with its models loaded as `spec` says: a device has room for one pair."""
         if spec != self.spec:
             self.close()
-            vars(self).update(vars(load_sharded(spec, self.drafting.placed)))
+            vars(self).update(vars(load_sharded(spec, self.draft.placed)))
         return self
 
     def close(self) -> None:
         """End the processes; the devices stay reserved."""
-        self.drafting.close()
+        self.draft.close()
         self.group.close()
 
 
@@ -139,8 +107,8 @@ def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
     }
     runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
     group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
-    target, drafting = load_skeleton(spec.target), LazyDraft(placed, spec)
-    open_link = drafting.link if placed.placement.draft.devices else None
+    target, draft = load_skeleton(spec.target), PlacedDraft(placed, spec)
+    open_link = draft.link if placed.placement.draft.devices else None
     return ShardedPair(
-        spec, tokenizer, target, drafts, open_link=open_link, group=group, drafting=drafting
+        spec, tokenizer, target, drafts, open_link=open_link, group=group, draft=draft
     )

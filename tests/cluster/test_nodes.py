@@ -194,7 +194,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
     placed = place(Placement.model_validate({"target": {"devices": 1}}))
     draft = PlacedDraft(placed, tiny_pair.spec)
     try:
-        link = draft.wait()
+        link = draft.link()
         request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), 240)
         [expected] = Engine(tiny_pair).generate([request])
         engine = Engine(linked(tiny_pair, link), PEARL)

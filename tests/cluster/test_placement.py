@@ -147,7 +147,7 @@ def test_processes_may_take_as_long_to_start_as_their_runtime_environment():
 
 def processes(bench):
     """Those of a bench, and of the models that its engine has run."""
-    assert "started" in vars(bench.pair.drafting)
+    assert "actor" in vars(bench.pair.draft)
     return [os.getpid(), *map(process_of, [*bench.pair.group._shards, bench.pair.draft.actor])]
 
 
