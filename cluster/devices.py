@@ -50,7 +50,7 @@ def placed_spec(spec: PairSpec) -> PairSpec:
     changes: dict[str, Any] = {"device": claim_device().type}
     if changes["device"] == "cpu":
         changes["threads"] = 1
-    return spec.model_copy(update={"runner": spec.runner.model_copy(update=changes)})
+    return spec.with_runner(**changes)
 
 
 def claim_core() -> int | None:

@@ -82,8 +82,7 @@ def run_as(own: PairSpec, pair: PairSpec) -> PairSpec:
     """`pair` with what clients were promised, and what the machine has, where `own` is served: the
     context's length, the target's data type, the device and the threads."""
     kept = ("device", "target_dtype", "max_length", "threads")
-    changes = {name: getattr(own.runner, name) for name in kept}
-    return pair.model_copy(update={"runner": pair.runner.model_copy(update=changes)})
+    return pair.with_runner(**{name: getattr(own.runner, name) for name in kept})
 
 
 class Operation(NamedTuple):

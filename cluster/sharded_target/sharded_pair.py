@@ -99,14 +99,12 @@ def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
     tokenizer = check_pair(spec)
     # The actors decide devices and data types, whatever this process has.
     device = "cuda" if placed.kind == "GPU" else "cpu"
-    runner = spec.runner.model_copy(update={"device": device})
-    spec = resolve_dtypes(spec.model_copy(update={"runner": runner}))
+    spec = resolve_dtypes(spec.with_runner(device=device))
     heads = eagle_heads_of(spec)
     drafts: dict[str, Draft] = {
         name: load_skeleton(model) for name, model in spec.drafts.items() if name not in heads
     }
-    runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
-    group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
+    group = TargetGroup(placed, spec.with_runner(max_length=max_length_of(spec)))
     target, draft = load_skeleton(spec.target), PlacedDraft(placed, spec)
     open_link = draft.link if placed.placement.draft.devices else None
     return ShardedPair(

@@ -50,6 +50,10 @@ class PairSpec(Value):
         if "target" in self.drafts:
             raise ValueError("drafts: a draft cannot be called target")
 
+    def with_runner(self, **changes: Any) -> PairSpec:
+        """This pair with these settings of its runner, which are not checked."""
+        return self.model_copy(update={"runner": self.runner.model_copy(update=changes)})
+
     @property
     def name(self) -> str:
         """A readable name, also of the MLflow experiment."""

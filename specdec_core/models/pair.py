@@ -394,7 +394,7 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
         if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
             faster = "bfloat16" if by_operator else _faster_dtype(name, width, runner.pack)
             changes[f"{which}_dtype"] = faster
-    return spec.model_copy(update={"runner": runner.model_copy(update=changes)})
+    return spec.with_runner(**changes)
 
 
 def _faster_dtype(name: str, width: int, pack: bool) -> str:

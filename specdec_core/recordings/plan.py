@@ -209,9 +209,8 @@ def _begun(
 
 def _typed(pair: PairSpec, header: Header) -> PairSpec:
     """`pair` with the device and data types of a recording."""
-    recorded = header.pair.runner
-    types = {name: getattr(recorded, name) for name in ("device", "target_dtype", "draft_dtype")}
-    return pair.model_copy(update={"runner": pair.runner.model_copy(update=types)})
+    types = ("device", "target_dtype", "draft_dtype")
+    return pair.with_runner(**{name: getattr(header.pair.runner, name) for name in types})
 
 
 def _batches(prompts: Sequence[Prompt], tokenizer: Any, most: int) -> dict[int, Batch]:

@@ -85,8 +85,7 @@ def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
     if recording is None:
         return pair
     recorded = recording.header.pair.runner
-    types = {name: getattr(recorded, name) for name in ("target_dtype", "draft_dtype")}
-    return pair.model_copy(update={"runner": pair.runner.model_copy(update=types)})
+    return pair.with_runner(target_dtype=recorded.target_dtype, draft_dtype=recorded.draft_dtype)
 
 
 def open_replay(

@@ -190,8 +190,7 @@ def served_pair(spec: PairSpec, drafts: bool = False, heads: bool = False) -> Pa
     tokenizer = check_pair(spec, served=True)
     if spec.runner.target_dtype == "auto":  # no forward of the target is timed here
         stored = str(load_config(spec.target).dtype or torch.float32).removeprefix("torch.")
-        runner = spec.runner.model_copy(update={"target_dtype": stored})
-        spec = spec.model_copy(update={"runner": runner})
+        spec = spec.with_runner(target_dtype=stored)
     spec = resolve_dtypes(spec)
     target = load_skeleton(spec.target).to(getattr(torch, spec.runner.target_dtype))
     loaded = load_drafts(spec, target if heads else None) if drafts else {}

@@ -59,8 +59,7 @@ def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:
     if not spec.drafts:
         return load_tokenizer(spec.target), spec
     # The other program limits the length of the target's sequences.
-    runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
-    return check_pair(spec.model_copy(update={"runner": runner})), resolve_dtypes(spec)
+    return check_pair(spec.with_runner(max_length=max_length_of(spec))), resolve_dtypes(spec)
 
 
 class PlugInDrafter:

@@ -80,8 +80,7 @@ def test_no_two_actors_have_a_core_in_common(ray_running):
 
 def test_a_model_on_a_core_has_one_thread(ray_running, tiny_spec):
     """Several would take turns on it."""
-    runner = tiny_spec.runner.model_copy(update={"threads": 2})
-    spec = tiny_spec.model_copy(update={"runner": runner})
+    spec = tiny_spec.with_runner(threads=2)
 
     def threads(actor):
         return torch.get_num_threads()
@@ -221,8 +220,7 @@ def run_stages(spec: PairSpec, placed: Placement, prompts: Path, home: Path) -> 
     alone = run_bench(plan, loaded, whole, (), "whole", "bench")
     if small:
         small_devices.install()  # the engine is here, and the target does not fit
-    types = dict.fromkeys(FLOAT32, "bfloat16")
-    narrow = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
+    narrow = spec.with_runner(**dict.fromkeys(FLOAT32, "bfloat16"))
     with loaded_pair(narrow, placed, [FOUR]) as pair:
         checks = check_all(pair, FOUR, loaded, EXTENT, Observer())
         assert checks.speed.target_dtype == "bfloat16"

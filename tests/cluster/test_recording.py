@@ -191,8 +191,7 @@ def test_what_a_recording_depends_on_is_in_its_name(plan, recorded, copy, tmp_pa
         run_recording(fewer, copy.parents[1], copy.name)
     own, prompts = recorded[0].header.fingerprints, recorded[0].header.prompts
     assert plan.name(own, prompts) == copy.name
-    runner = plan.pair.runner.model_copy(update={"compile": True})
-    compiled = plan.model_copy(update={"pair": plan.pair.model_copy(update={"runner": runner})})
+    compiled = plan.model_copy(update={"pair": plan.pair.with_runner(compile=True)})
     names = {
         plan.name(own, prompts),
         longer.name(own, prompts),
@@ -227,11 +226,9 @@ def test_recordings_are_found_by_what_they_are_of(recorded, copy):
     for key, value in others.items():
         assert find_recording(copy.parent, **{**wanted, key: value}) is None, key
     # Of several, one by the forwards that are to be replayed, though its drafts are shorter.
-    pair = header.pair.model_copy(deep=True)
-    runner = pair.runner.model_copy(update={"compile": True})
     by_graphs = copy.parent / "compiled"
     shutil.copytree(copy, by_graphs)
-    changes = {"pair": pair.model_copy(update={"runner": runner}), "max_draft": 2}
+    changes = {"pair": header.pair.with_runner(compile=True), "max_draft": 2}
     save_header(header.model_copy(update=changes), by_graphs)
     for compiled, expected in ((False, copy), (True, by_graphs)):
         found = find_recording(copy.parent, **wanted, compiled=compiled)

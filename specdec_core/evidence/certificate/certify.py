@@ -70,8 +70,7 @@ def check_all(
 
 def in_float32(pair: Pair) -> Pair:
     """The pair with all models in float32: itself where they are."""
-    runner = pair.spec.runner.model_copy(update=FLOAT32)
-    return pair.reloaded(pair.spec.model_copy(update={"runner": runner}))
+    return pair.reloaded(pair.spec.with_runner(**FLOAT32))
 
 
 def time_live(

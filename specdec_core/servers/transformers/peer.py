@@ -29,8 +29,7 @@ def peers_of(pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
 
 def _plain_pair(pair: Pair) -> Pair:
     """The pair as transformers loads it, its drafts in the faster data type."""
-    runner = pair.spec.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
-    return load_pair(pair.spec.model_copy(update={"runner": runner}))
+    return load_pair(pair.spec.with_runner(pack=False, draft_dtype="auto"))
 
 
 class TransformersPeer(Peer):

@@ -67,14 +67,8 @@ class Proposer:
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         device = str(vllm_config.device_config.device)
         self.most, self.max_length = speculative.num_speculative_tokens, model.max_model_len
-        runner = {"device": device, "target_dtype": "float32", "max_length": self.max_length}
-        spec = chosen.pair.model_copy(
-            update={
-                "target": model.model,
-                "drafts": drafts,
-                "runner": chosen.pair.runner.model_copy(update=runner),
-            }
-        )
+        spec = chosen.pair.model_copy(update={"target": model.model, "drafts": drafts})
+        spec = spec.with_runner(device=device, target_dtype="float32", max_length=self.max_length)
         tokenizer, spec = opened(spec)
         pair = Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
         self.slots = vllm_config.scheduler_config.max_num_seqs

@@ -197,8 +197,7 @@ def test_headers_pass_as_bytes_and_ours_do_not(http):
 
 
 def test_a_deployment_replaces_the_process_and_is_rolled_back(http, tiny_spec):
-    shorter = tiny_spec.runner.model_copy(update={"max_length": 32, "target_dtype": "bfloat16"})
-    elsewhere = tiny_spec.model_copy(update={"runner": shorter})
+    elsewhere = tiny_spec.with_runner(max_length=32, target_dtype="bfloat16")
     wanted = Deployment(pair=elsewhere, configuration=SUFFIX)
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(events, http, LONG)

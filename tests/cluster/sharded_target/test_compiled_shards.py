@@ -20,8 +20,7 @@ from tests.configurations import LOOKUP, SUFFIX
 def test_it_decodes_as_the_eager_whole_model(split, tiny_spec, gpt2_folder, ray_running):
     target = tiny_spec.target if split == "heads" else gpt2_folder
     eager = tiny_spec.model_copy(update={"target": target, "drafts": {}})
-    runner = eager.runner.model_copy(update={"compile": True})
-    spec, whole = eager.model_copy(update={"runner": runner}), load_pair(eager)
+    spec, whole = eager.with_runner(compile=True), load_pair(eager)
     placement = {"draft": {"devices": 0}, "target": {"devices": 2, "split": split}}
     with sharded_pair(spec, Placement.model_validate(placement)) as sharded:
         large = ShardedRunner(sharded.group, 1, 128_000)

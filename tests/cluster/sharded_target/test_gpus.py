@@ -17,8 +17,7 @@ REQUESTS = [Request(str(n), tuple(range(7, 12 + n)), 24, seed=n) for n in range(
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("split", ["heads", "layers"])
 def test_a_target_over_gpus_decodes_as_on_one(split, compiled, tiny_spec, ray_running):
-    runner = tiny_spec.runner.model_copy(update={"compile": compiled})
-    spec = tiny_spec.model_copy(update={"runner": runner})
+    spec = tiny_spec.with_runner(compile=compiled)
     target = {"devices": min(torch.cuda.device_count(), 2), "split": split}
     devices = {"device": "gpu", "draft": {"devices": 0}, "target": target}
     with sharded_pair(spec, Placement.model_validate(devices)) as sharded:

@@ -54,8 +54,7 @@ def both(request, tiny_spec, gpt2_folder, ray_running):
     """A Llama with grouped queries of which each rank has half the heads; a GPT-2 of which one rank
     has one layer, the other two."""
     split = request.param
-    runner = tiny_spec.runner.model_copy(update={"pack": False})
-    spec = tiny_spec.model_copy(update={"runner": runner})
+    spec = tiny_spec.with_runner(pack=False)
     if split == "layers":
         spec = spec.model_copy(update={"target": gpt2_folder})
     placement = Placement.model_validate(

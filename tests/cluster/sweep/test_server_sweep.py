@@ -146,8 +146,7 @@ def test_the_sweep_finds_the_profile_that_the_command_has_measured(
 
     monkeypatch.setattr("specdec_core.models.pair._faster_dtype", fastest)
     monkeypatch.setitem(SERVERS, "own", OwnServer())
-    auto = {"target_dtype": "auto", "draft_dtype": "auto"}
-    pair = plan.pair.model_copy(update={"runner": plan.pair.runner.model_copy(update=auto)})
+    pair = plan.pair.with_runner(target_dtype="auto", draft_dtype="auto")
     search = [{"drafter": {"kind": "draft_model"}}]
     file = plan_file(tmp_path, pair=pair.model_dump(mode="json"), search=search)
     home, options = tmp_path / "home", ["--config", file, "--engine", "own", "--batches", "1,2"]

@@ -89,8 +89,7 @@ def test_a_mode_of_the_server_may_win_and_float32_texts_must_be_equal():
     own, chain = result.race.rows[1:]
     own.runs["4"][0][2].error = None
     result.champion = own.name
-    runner = result.race.pair.runner.model_copy(update={"target_dtype": "float32"})
-    result.race.pair = result.race.pair.model_copy(update={"runner": runner})
+    result.race.pair = result.race.pair.with_runner(target_dtype="float32")
     chain.runs["1"][0][0].text = "unlike the others"
     assert result.race.may_win() == [result.race.autoregressive(), own]
     _, _, _, other, unregistered = report(result).findings

@@ -58,9 +58,9 @@ class TestProfilePair:
         self, tiny_pair, tmp_path
     ):
         save_head_of(tiny_pair, tmp_path / "head", feature_layers=(1,))
-        runner = tiny_pair.spec.runner.model_copy(update={"draft_dtype": "auto"})
-        changes = {"drafts": {"eagle": str(tmp_path / "head")}, "runner": runner}
-        pair = load_pair(tiny_pair.spec.model_copy(update=changes))
+        drafts = {"eagle": str(tmp_path / "head")}
+        spec = tiny_pair.spec.with_runner(draft_dtype="auto")
+        pair = load_pair(spec.model_copy(update={"drafts": drafts}))
         profile = profile_pair(pair, (1,), (8,), (1,), 1)
         assert profile.draft_dtype == profile.target_dtype == "float32"
 
@@ -142,8 +142,7 @@ def test_times_of_a_recorded_pair_are_found_without_its_models(bare_home, tiny_s
 
 def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(bare_home, tiny_spec):
     def run(**settings):
-        runner = tiny_spec.runner.model_copy(update=settings)
-        return workspace_profile(tiny_spec.model_copy(update={"runner": runner}))
+        return workspace_profile(tiny_spec.with_runner(**settings))
 
     assert run(max_length=99) == run()
     assert len({run(), run(compile=True), run(threads=2), run(target_dtype="bfloat16")}) == 4

@@ -55,8 +55,8 @@ def compiled_pair(tiny_spec, graphs):
 
 def load_compiled(spec, **settings):
     """The target alone."""
-    runner = spec.runner.model_copy(update={"compile": True, "max_length": 96, **settings})
-    return load_pair(spec.model_copy(update={"drafts": {}, "runner": runner}))
+    alone = spec.model_copy(update={"drafts": {}})
+    return load_pair(alone.with_runner(compile=True, max_length=96, **settings))
 
 
 def decoded(pair, drafter, slots):
@@ -377,7 +377,6 @@ def test_forwards_are_padded_only_where_another_library_multiplies(bias):
 @needs_operator
 def test_what_the_operator_multiplies_is_in_its_data_type(tiny_spec):
     """Not what a few eager forwards measured: near a tie they say another type each time."""
-    auto = {"device": "cpu", "compile": True, "target_dtype": "auto", "draft_dtype": "auto"}
-    runner = tiny_spec.runner.model_copy(update=auto)
-    resolved = resolve_dtypes(tiny_spec.model_copy(update={"runner": runner})).runner
+    auto = {"target_dtype": "auto", "draft_dtype": "auto"}
+    resolved = resolve_dtypes(tiny_spec.with_runner(device="cpu", compile=True, **auto)).runner
     assert (resolved.target_dtype, resolved.draft_dtype) == ("bfloat16", "bfloat16")

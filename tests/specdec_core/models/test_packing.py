@@ -47,16 +47,14 @@ def test_a_processor_that_does_not_multiply_bfloat16_takes_float32(tiny_spec, mo
     layer = nn.ModuleDict({"only": nn.Linear(4, 4).bfloat16()})
     pack_linear_layers(layer)
     assert type(layer["only"]) is nn.Linear
-    runner = tiny_spec.runner.model_copy(update={"device": "cpu", "target_dtype": "auto"})
-    resolved = resolve_dtypes(tiny_spec.model_copy(update={"runner": runner}))
+    resolved = resolve_dtypes(tiny_spec.with_runner(device="cpu", target_dtype="auto"))
     assert resolved.runner.target_dtype == "float32"
 
 
 def test_a_pair_decodes_the_same_tokens_packed_and_plain(tiny_spec):
     outputs = []
     for pack in (True, False):
-        runner = tiny_spec.runner.model_copy(update={"pack": pack, "device": "cpu"})
-        pair = load_pair(tiny_spec.model_copy(update={"runner": runner}))
+        pair = load_pair(tiny_spec.with_runner(pack=pack, device="cpu"))
         assert pack == any(isinstance(m, PackedLinear) for m in pair.target.modules())
         requests = [Request(str(n), tuple(range(5, 5 + n)), 32, ignore_eos=True) for n in (3, 20)]
         outputs.append([g.tokens for g in Engine(pair).generate(requests)])

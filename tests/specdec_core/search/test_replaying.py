@@ -63,8 +63,7 @@ def plan_for(spec, source, /, **changes):
 
 def typed(spec, dtype):
     """The pair in a data type."""
-    types = {"target_dtype": dtype, "draft_dtype": dtype}
-    return spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
+    return spec.with_runner(target_dtype=dtype, draft_dtype=dtype)
 
 
 @pytest.fixture(scope="module")

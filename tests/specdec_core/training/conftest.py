@@ -54,8 +54,7 @@ def recorded_answers(
 
 def unpacked(pair: Pair) -> Pair:
     """The pair's target with its weights as they are."""
-    runner = pair.spec.runner.model_copy(update={"pack": False})
-    return load_pair(pair.spec.model_copy(update={"runner": runner, "drafts": {}}))
+    return load_pair(pair.spec.with_runner(pack=False).model_copy(update={"drafts": {}}))
 
 
 @torch.no_grad()

@@ -129,8 +129,7 @@ def resolved(document, reference):
 
 @pytest.fixture(scope="module")
 def start(chat_spec):
-    small = chat_spec.runner.model_copy(update={"max_length": 64})
-    pair = load_pair(chat_spec.model_copy(update={"runner": small}))
+    pair = load_pair(chat_spec.with_runner(max_length=64))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         yield lambda: Api(Engine(pair, BANDIT, slots=3), runner, stack)

@@ -80,8 +80,7 @@ def test_other_streams_have_none(client):
 async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair):
     """The other engine's bandit has more arms, all of them different. The output is long enough not
     to end before it moves."""
-    runner = chat_pair.spec.runner.model_copy(update={"max_length": 512})
-    pair = replace(chat_pair, spec=chat_pair.spec.model_copy(update={"runner": runner}))
+    pair = replace(chat_pair, spec=chat_pair.spec.with_runner(max_length=512))
     bandits = BanditSettings(arms=[1, 4]), BanditSettings(arms=[2, 3, 5, {"kind": "prompt_lookup"}])
     first, second = (service_of(Engine(pair, Configuration(drafter=bandit))) for bandit in bandits)
     body = {"prompt": "def main(", "max_tokens": 480, "ignore_eos": True, "stream": True}

@@ -72,8 +72,7 @@ def test_unequal_rows_of_ours_are_named_in_float32_only(bench_result):
     rows = [row("autoregressive", "specdec", [1.0], autoregressive=True), other]
     result = result_of(bench_result, rows)
     assert [own.name for own in result.unequal()] == ["other"]
-    runner = result.pair.runner.model_copy(update={"target_dtype": "bfloat16"})
-    pair = result.pair.model_copy(update={"runner": runner})
+    pair = result.pair.with_runner(target_dtype="bfloat16")
     assert not result.model_copy(update={"pair": pair}).unequal()
 
 

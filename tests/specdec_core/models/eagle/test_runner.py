@@ -256,8 +256,7 @@ def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(tiny_pair, 
         raise CannotCompile("not in this test")
 
     monkeypatch.setattr(Packages, "open", kept)
-    runner = tiny_pair.spec.runner.model_copy(update={"compile": True})
-    spec = tiny_pair.spec.model_copy(update={"runner": runner})
+    spec = tiny_pair.spec.with_runner(compile=True)
     rig = Rig(tiny_pair)
     for target in "AB":
         pair = replace(tiny_pair, spec=spec, drafts={"head": rig.head})

@@ -111,8 +111,7 @@ def copied_pair(spec: PairSpec, folder: Path) -> Pair:
 
 def _plain(spec: PairSpec, drafts: dict[str, str]) -> Pair:
     """A pair with its weights as they are."""
-    runner = spec.runner.model_copy(update={"pack": False})
-    return load_pair(spec.model_copy(update={"runner": runner, "drafts": drafts}))
+    return load_pair(spec.with_runner(pack=False).model_copy(update={"drafts": drafts}))
 
 
 def _some(pair: Pair) -> list[int]:

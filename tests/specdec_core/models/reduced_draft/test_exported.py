@@ -23,11 +23,10 @@ def kept(tmp_path, monkeypatch):
 def test_a_plain_llama_drafts_the_same(tiny_spec, tmp_path, tables, dtype):
     write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, tables)
     name = str(tmp_path / "draft")
-    runner = tiny_spec.runner.model_copy(
-        update={"device": "cpu", "draft_dtype": str(dtype).removeprefix("torch."), "pack": False}
+    spec = tiny_spec.with_runner(
+        device="cpu", draft_dtype=str(dtype).removeprefix("torch."), pack=False
     )
-    spec = tiny_spec.model_copy(update={"drafts": {"d": name}, "runner": runner})
-    draft: Any = load_drafts(spec)["d"]
+    draft: Any = load_drafts(spec.model_copy(update={"drafts": {"d": name}}))["d"]
     folder = exported_draft(name, tiny_spec.target, dtype)
     plain = LlamaForCausalLM.from_pretrained(folder, dtype="auto")
     assert plain.dtype == dtype

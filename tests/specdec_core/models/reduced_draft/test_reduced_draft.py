@@ -38,8 +38,7 @@ def either(request, tiny_spec, tmp_path):
 
 
 def spec_of(spec, folder, **runner):
-    changed = spec.runner.model_copy(update=runner)
-    return spec.model_copy(update={"drafts": {"d": str(folder)}, "runner": changed})
+    return spec.with_runner(**runner).model_copy(update={"drafts": {"d": str(folder)}})
 
 
 def loaded(spec, folder, **runner):

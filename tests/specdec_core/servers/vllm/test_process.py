@@ -180,8 +180,7 @@ def test_its_cache_has_room_in_the_targets_type_and_takes_no_share_of_the_gpu(ti
     )
     with torch.device("meta"):
         target = LlamaForCausalLM(config).to(torch.bfloat16)
-    runner = tiny_pair.spec.runner.model_copy(update={"max_length": 8192})
-    spec = tiny_pair.spec.model_copy(update={"drafts": {}, "runner": runner})
+    spec = tiny_pair.spec.with_runner(max_length=8192).model_copy(update={"drafts": {}})
     pair = replace(tiny_pair, spec=spec, target=target)
     one = 2 * 32 * 8 * 128 * 2 * 8192  # bytes of a sequence
 
