@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread, Timer
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,10 +72,9 @@ def application(args: dict[str, Any]) -> Application:
             " file of `specdec serve keys`, or `no_auth: true`"
         )
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
-    from cluster.serving.http.pages import Page
 
     start = _start(given, choose(given.config, given.engine))
-    return build(start, Page(*PLAYGROUND), _sampling(given))
+    return build(replace(start, samples=_sampling(given)))
 
 
 def _start(
@@ -84,8 +84,10 @@ def _start(
     fresh: bool = False,
     local: bool = False,
 ) -> Start:
-    """What the server starts from. Raises :class:`UserError`."""
-    from cluster.serving.deployment import check_servable, deployment_of
+    """What the server starts from, but for its samples, which need a folder. Raises
+    :class:`UserError`."""
+    from cluster.serving.deployment import check_start, deployment_of
+    from cluster.serving.http.pages import Page
     from cluster.serving.start import Start
     from specdec_core.engine.scheduler import Limits
 
@@ -96,12 +98,9 @@ def _start(
     access = _access(given, local)
     if given.engine is not None:
         _check_engine(given, configuration, fresh)
-        check_servable(pair, configuration, served=True)
     elif given.engine_arguments is not None:
         raise UserError("--engine-arguments needs --engine")
-    else:
-        check_servable(pair, configuration, placement)
-    return Start(
+    start = Start(
         deployment_of(pair, configuration, source, version, fresh, given.engine),
         limits=Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes),
         queue=given.queue,
@@ -112,7 +111,10 @@ def _start(
         step_timeout=given.step_timeout,
         engine=given.engine,
         arguments=_words(given.engine_arguments),
+        page=Page(*PLAYGROUND),
     )
+    check_start(start)
+    return start
 
 
 def _check_engine(given: Arguments, configuration: Configuration, fresh: bool) -> None:
@@ -279,7 +281,6 @@ def main(
     from cluster.serving.control import find_server  # Ray takes seconds to import
     from cluster.serving.deployment import serving
     from cluster.serving.http.access import check_exposed
-    from cluster.serving.http.pages import Page
     from cluster.serving.tls import read_tls
     from cluster.session import check_alive
 
@@ -288,33 +289,26 @@ def main(
     tls = read_tls(tls_cert, tls_key)
     command = read_command(on_drift)
     check_exposed(host, start.access.keys, no_auth)
-    samples = _sampling(given)
+    start = replace(start, samples=_sampling(given))
     on_stop(signal.default_int_handler)  # until it serves
     try:
-        with console.status("starting Ray Serve and loading the models") as status:
-            server = serving(
-                start,
-                host=host,
-                port=port,
-                page=Page(*PLAYGROUND),
-                samples=samples,
-                tls=tls,
-                drain=drain,
-            )
-            with server as url:
-                status.stop()
-                _announce(url, start, tls_cert, config)
-                running = find_server(url)
-                with watched(running, command, warn) if command else nullcontext():
-                    if follow is not None:
-                        arguments = url, start.deployment.version, follow
-                        Thread(target=follow_champion, args=arguments, daemon=True).start()
-                    try:
-                        wait_for_stop(check_alive)
-                    finally:
-                        _end_within(drain + ENDING)
-                        with suppress(UserError):  # it is gone already
-                            running.stop(drain)
+        with (
+            console.status("starting Ray Serve and loading the models") as status,
+            serving(start, host=host, port=port, tls=tls, drain=drain) as url,
+        ):
+            status.stop()
+            _announce(url, start, tls_cert, config)
+            running = find_server(url)
+            with watched(running, command, warn) if command else nullcontext():
+                if follow is not None:
+                    arguments = url, start.deployment.version, follow
+                    Thread(target=follow_champion, args=arguments, daemon=True).start()
+                try:
+                    wait_for_stop(check_alive)
+                finally:
+                    _end_within(drain + ENDING)
+                    with suppress(UserError):  # it is gone already
+                        running.stop(drain)
     except KeyboardInterrupt:
         pass
     console.print("stopped")

@@ -18,8 +18,6 @@ from cluster.serving.control import TOKEN, announced, new_operation, url_of
 from cluster.serving.external.app import ExternalService, build_external_app
 from cluster.serving.http.app import build_app
 from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
-from cluster.serving.http.pages import Page
-from cluster.serving.http.samples import PromptSampling
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
@@ -27,7 +25,7 @@ from cluster.session import alive_nodes, check_alive, ray_session, room, user_er
 from specdec_core.base.errors import UserError
 from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, Placement
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.states import STATES, load_state
@@ -46,38 +44,29 @@ REFUSALS = 64  # requests beyond the queue, which are being refused
 class CompletionServer:
     """The HTTP application and the fleet that answers it, in one process."""
 
-    def __init__(
-        self,
-        start: Start,
-        page: Page | None = None,
-        samples: PromptSampling | None = None,
-        listener: Listener | None = None,
-    ) -> None:
+    def __init__(self, start: Start, listener: Listener | None = None) -> None:
         end_with_parent()
-        self._page, self._samples, self._listener = page, samples, listener
+        self._start, self._listener = start, listener
         self._service = start.service() if start.engine is None else start.external()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         if isinstance(self._service, ExternalService):
             return build_external_app(self._service, self._listener)
-        return build_app(self._service, self._page, self._samples, self._listener)
+        return build_app(self._service, self._start.page, self._start.samples, self._listener)
 
     def check_health(self) -> None:
         """Ray Serve replaces a server without an engine that works."""
         self._service.fleet.check()
 
 
-def check_servable(
-    spec: PairSpec,
-    configuration: Configuration,
-    placement: Placement | None = None,
-    served: bool = False,
-) -> None:
+def check_start(start: Start) -> None:
     """Check, before anything is started, that the pair can be loaded, has the configuration's
-    drafts and, for asynchronous drafting, a device for them. If another program runs the target
-    (`served`), its architecture is not checked. Raises :class:`UserError`."""
-    check_pair(spec, served)
-    check_models(spec, configuration, placement)
+    drafts and, for asynchronous drafting, a device for them, and that the machine has the cores. If
+    another program runs the target, its architecture is not checked. Raises :class:`UserError`."""
+    pair, configuration = start.deployment.pair, start.deployment.configuration
+    check_pair(pair, served=start.engine is not None)
+    check_models(pair, configuration, start.placement)
+    check_cores(start.cores, start.replicas)
 
 
 def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
@@ -167,21 +156,14 @@ def deployment_of(
     )
 
 
-def application(
-    start: Start, page: Page | None = None, samples: PromptSampling | None = None
-) -> serve.Application:
-    """The Ray Serve application, for the cluster that this process is connected to. `page` is shown
-    at `/`; `samples` of prompts are kept. Operators know the token in the environment, if any."""
-    operation = Operation(os.environ.get(TOKEN) or None)
-    return _bound(replace(start, operation=operation), page, samples)
+def application(start: Start) -> serve.Application:
+    """The Ray Serve application, for the cluster that this process is connected to. Operators know
+    the token in the environment, if any."""
+    return _bound(replace(start, operation=Operation(os.environ.get(TOKEN) or None)))
 
 
 def _bound(
-    start: Start,
-    page: Page | None,
-    samples: PromptSampling | None,
-    listener: Listener | None = None,
-    drain: float = DRAIN,
+    start: Start, listener: Listener | None = None, drain: float = DRAIN
 ) -> serve.Application:
     # Each of several replicas of this library's engine has its own resources.
     several = start.replicas > 1 and start.engine is None
@@ -193,7 +175,7 @@ def _bound(
         graceful_shutdown_timeout_s=drain + _CLOSING,
         graceful_shutdown_wait_loop_s=_LOOK,
     )
-    return server.bind(start, page, samples, listener)
+    return server.bind(start, listener)
 
 
 @contextmanager
@@ -202,8 +184,6 @@ def serving(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    page: Page | None = None,
-    samples: PromptSampling | None = None,
     tls: Tls | None = None,
     drain: float = DRAIN,
 ) -> Iterator[str]:
@@ -211,20 +191,15 @@ def serving(
     drafters keeps learning, from its state when it was served last.
 
     Args:
-        start: what is served, and how.
+        start: what is served, and how; it has been checked.
         host: the address to listen on.
         port: the port to listen on.
-        page: what is shown at `/`.
-        samples: the share of prompts that is kept, and the folder; unset, none.
         tls: the certificate and key to encrypt with; unset, nothing is encrypted.
         drain: seconds that running requests may still take when the block is left.
 
     Raises:
-        UserError: the pair, the configuration or the port cannot be used, or the server failed.
+        UserError: the port cannot be used, or the server failed.
     """
-    pair, configuration = start.deployment.pair, start.deployment.configuration
-    check_servable(pair, configuration, start.placement, served=start.engine is not None)
-    check_cores(start.cores, start.replicas)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -233,7 +208,7 @@ def serving(
         connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
         # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
         listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
-        bound = _bound(start, page, samples, listener, drain)
+        bound = _bound(start, listener, drain)
         check_room(start)
         try:
             if listener is not None:
@@ -250,7 +225,7 @@ def serving(
                 raise UserError(f"the server did not start: {_failure()}") from None
             url = url_of(host, port, tls is not None)
             certificate = tls.certificate if tls else None
-            with announced(url, pair, start.operation, certificate, start.engine):
+            with announced(url, start.deployment.pair, start.operation, certificate, start.engine):
                 yield url
         finally:
             check_alive()  # else Ray Serve would be waited for in vain

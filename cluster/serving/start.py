@@ -16,6 +16,8 @@ from cluster.serving.external.process import ExternalServer, Program
 from cluster.serving.fleet import Fleet
 from cluster.serving.hosts import DeviceHost
 from cluster.serving.http.access import EVERYBODY, Access
+from cluster.serving.http.pages import Page
+from cluster.serving.http.samples import PromptSampling
 from cluster.serving.http.service import Service
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, S, ServedEngine
 from cluster.session import resources
@@ -31,7 +33,6 @@ class Start:
 
     Args:
         deployment: what is served; the sampling of its configuration is the requests' default.
-        model: the name that clients give; the pair's name when unset.
         limits: the requests that a replica decodes together, and what its steps and cache hold.
         queue: the requests that may wait at a replica; more are refused.
         cores: the CPU cores that the engines' threads run on, the same number for each replica;
@@ -44,10 +45,11 @@ class Start:
         engine: another program's server, as `--engine` takes it, that answers; unset, this
             library's engine.
         arguments: further words of that server's command line.
+        page: what this library's server shows at `/`.
+        samples: the share of its prompts that is kept, and the folder; unset, none.
     """
 
     deployment: Deployment
-    model: str = ""
     limits: Limits = LIMITS
     queue: int = QUEUE
     cores: tuple[int, ...] = ()
@@ -58,6 +60,8 @@ class Start:
     step_timeout: float = STEP
     engine: str | None = None
     arguments: tuple[str, ...] = ()
+    page: Page | None = None
+    samples: PromptSampling | None = None
 
     @property
     def needs(self) -> dict[str, float]:
@@ -90,8 +94,8 @@ class Start:
 
     @property
     def name(self) -> str:
-        """The name that clients give."""
-        return self.model or self.deployment.pair.name
+        """The name of the model that clients give."""
+        return self.deployment.pair.name
 
     def _loaded(self, load: Callable[..., S]) -> list[S]:
         """The engines of all replicas, which `load` makes side by side."""

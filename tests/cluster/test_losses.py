@@ -121,9 +121,9 @@ def generate(spec, prompts, home, what):
 def serve(spec, prompts, home, what):
     """A stream goes on, with the text of an answer before the loss."""
     loss, text = Loss(what), ""
-    start = Start(deployment.deployment_of(spec, PEARL), "tiny", placement=PLACEMENT)
+    start = Start(deployment.deployment_of(spec, PEARL), placement=PLACEMENT)
     greedy = {"prompt": "def main():", "temperature": 0, "ignore_eos": True}
-    body = {"model": "tiny", "max_tokens": TOKENS, **greedy}
+    body = {"model": start.name, "max_tokens": TOKENS, **greedy}
     with deployment.serving(start, port=free_port()) as url, client_at(url) as client:
         whole = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:

@@ -77,7 +77,7 @@ def rayservice(config, **more):
 
 def test_the_rayservices_application_is_built_from_its_arguments(tiny_spec, tmp_path, monkeypatch):
     config = beside(tmp_path, tiny_spec)
-    monkeypatch.setattr(deployment, "application", lambda start, *_: start)
+    monkeypatch.setattr(deployment, "application", lambda start: start)
     described, start = rayservice(config)
     arguments = described["args"]
     assert (start.deployment.pair, start.limits.slots) == (tiny_spec, arguments["slots"])

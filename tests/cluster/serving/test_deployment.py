@@ -17,7 +17,6 @@ from specdec_core.servers.process import free_port
 from tests.commands import wait_until
 from tests.configurations import BANDIT, FOUR, drafting
 
-MODEL = "tiny"
 PROMPT = "def main("
 OTHER = {"kind": "tree", "draft": "other"}
 
@@ -26,7 +25,7 @@ http = httpx.Client(timeout=120)  # no test is about speed
 
 @pytest.fixture(scope="module")
 def url(ray_running, tiny_spec):
-    start = Start(deployment.deployment_of(tiny_spec, FOUR), MODEL, Limits(2))
+    start = Start(deployment.deployment_of(tiny_spec, FOUR), Limits(2))
     with deployment.serving(start, port=free_port()) as url:
         yield url
     serve.shutdown()  # the next server has a port of its own
@@ -40,8 +39,9 @@ def client(url):
 def test_completion_is_the_engines_text_with_usage_and_counts(url, client, tiny_pair):
     health = http.get(f"{url}/health").json()
     assert health["ready"]
-    assert (health["model"], health["configuration"]) == (MODEL, FOUR.id)
-    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40}
+    model = tiny_pair.spec.name
+    assert (health["model"], health["configuration"]) == (model, FOUR.id)
+    asked = {"model": model, "prompt": PROMPT, "max_tokens": 40}
     answer = client.completions.create(**asked)
     choice = answer.choices[0]
     engine = Engine(tiny_pair)  # autoregressive: the served configuration is lossless
@@ -108,14 +108,18 @@ def test_a_client_that_leaves_frees_its_slots(url):
 
 
 def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
+    def check(spec, configuration, placement=None):
+        served = deployment.deployment_of(spec, configuration)
+        deployment.check_start(Start(served, placement=placement))
+
     beside = drafting("pearl")
     with pytest.raises(UserError, match="--cluster"):
-        deployment.check_servable(tiny_spec, beside)
-    deployment.check_servable(tiny_spec, beside, Placement())
-    deployment.check_servable(tiny_spec, BANDIT)
+        check(tiny_spec, beside)
+    check(tiny_spec, beside, Placement())
+    check(tiny_spec, BANDIT)
     for other in (drafting("draft_model", draft="other"), drafting("bandit", arms=[1, OTHER])):
         with pytest.raises(UserError, match="draft 'other'"):
-            deployment.check_servable(tiny_spec, other)
+            check(tiny_spec, other)
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
-        deployment.check_servable(missing, FOUR)
+        check(missing, FOUR)
