@@ -104,8 +104,7 @@ def ray_session() -> Iterator[None]:
 def _cores() -> int:
     """The CPU cores that this process may use, by the limits of its container and its affinity."""
     cores = int(get_num_cpus(override_docker_cpu_warning=True))
-    if hasattr(os, "sched_getaffinity"):
-        cores = min(cores, len(os.sched_getaffinity(0)))
+    cores = min(cores, len(os.sched_getaffinity(0)))
     return max(cores, 1)  # a container may have a part of a core
 
 

@@ -15,7 +15,7 @@ from specdec_core.base.errors import UserError
 class Cores:
     """The CPU cores of a benchmark: for the engine's compute threads, and for the load client. HTTP
     and schedulers run on any core, because an HTTP thread in the engine's process must not wait for
-    a core. Both are empty where threads cannot be bound."""
+    a core."""
 
     engine: tuple[int, ...] = ()
     client: tuple[int, ...] = ()
@@ -24,8 +24,6 @@ class Cores:
     def divide(cls, threads: int) -> Self:
         """The first `threads` cores that this process may use for the engine, the rest, if there
         are any, for the client. Raises :class:`UserError` where there are too few."""
-        if not hasattr(os, "sched_getaffinity"):
-            return cls()
         usable = sorted(os.sched_getaffinity(0))
         if threads > len(usable):
             raise UserError(f"--threads {threads}: this process may use {len(usable)} cores")
@@ -34,8 +32,6 @@ class Cores:
     @property
     def sentence(self) -> str:
         """The use of the cores, for reports."""
-        if not self.engine:
-            return "servers and load client run on any core: this system does not bind threads"
         engine, client = (", ".join(map(str, cores)) for cores in (self.engine, self.client))
         return (
             f"compute threads of every engine on core {engine}, the load client on core {client},"

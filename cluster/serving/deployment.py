@@ -104,8 +104,6 @@ def check_cores(cores: Sequence[int], replicas: int = 1) -> None:
     cannot share."""
     if not cores:
         return
-    if not hasattr(os, "sched_setaffinity"):
-        raise UserError("--cores: this system does not bind threads to cores")
     known = range(os.cpu_count() or 1)
     for core in cores:
         if core not in known:

@@ -185,5 +185,3 @@ def test_cores_are_divided_between_the_engine_and_the_others(monkeypatch):
     with pytest.raises(UserError, match="--threads 4: this process may use 3 cores"):
         Cores.divide(4)
     assert "core 2, the load client on core 3, 5" in Cores.divide(1).sentence
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert Cores.divide(4) == Cores()
