@@ -168,7 +168,7 @@ class _Inbox:
             try:
                 self._link.send(EngineAnswer(getattr(engine.learned, name)(*argument)))
             except UserError as error:
-                self._link.send(EngineAnswer(str(error)))
+                self._link.send(EngineRaised(error))
 
     def _receive(self) -> None:
         try:

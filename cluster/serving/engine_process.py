@@ -29,7 +29,6 @@ from cluster.serving.engine_main import (
     EngineReady,
     EngineStepped,
 )
-from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, WireListener
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Request
@@ -187,7 +186,7 @@ class EngineProcess:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result of the method `name` of what the drafter has learned, called between two
-        steps."""
+        steps. Raises :class:`UserError` as the method does."""
         self._send((name, arguments))
         while not isinstance(message := self._receive(), EngineAnswer):
             self._stepped.append(message)
@@ -251,7 +250,3 @@ class RemoteMemory:
 
     def __getattr__(self, name: str) -> Any:
         return partial(self._engine.ask, name)
-
-    def restore(self, state: dict[str, Any], source: str = "the state") -> None:
-        if (error := self._engine.ask("restore", state, source)) is not None:
-            raise UserError(error)
