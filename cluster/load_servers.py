@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -19,8 +20,7 @@ from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
-from specdec_core.servers.process import ServerProcess
-from specdec_core.servers.server import Mode, Server
+from specdec_core.servers.server import Mode, ServedMode, Server
 
 
 def our_servers(
@@ -41,9 +41,9 @@ def our_servers(
             yaml.safe_dump({key: value.model_dump(mode="json") for key, value in content.items()})
         )
         # Common prefixes are prefilled for each request, as by the other servers.
-        options = ["--config", str(file), "--fresh", "--no-share-prefixes"]
+        words = [*serve, "--config", str(file), "--fresh", "--no-share-prefixes"]
         if cores.engine:
-            options += ["--cores", ",".join(map(str, cores.engine))]
+            words += ["--cores", ",".join(map(str, cores.engine))]
         row = LoadRow(
             name=name,
             group=OURS,
@@ -53,15 +53,12 @@ def our_servers(
             settings=configuration.model_dump(mode="json", exclude_defaults=True),
             configuration=configuration,
         )
+        served = ServedMode(version, row.settings, partial(_command, words), variables)
+        yield ServerContestant(row, partial(served.process, name))
 
-        def start(slots: int, name: str = name, options: Sequence[str] = options) -> ServerProcess:
-            return ServerProcess(
-                name,
-                lambda port: [*serve, *options, "--port", str(port), "--slots", str(slots)],
-                variables,
-            )
 
-        yield ServerContestant(row, start)
+def _command(words: Sequence[str], slots: int, port: int) -> list[str]:
+    return [*words, "--port", str(port), "--slots", str(slots)]
 
 
 def other_servers(
@@ -110,8 +107,4 @@ def mode_server(
         settings=served.settings,
     )
     log = None if logs is None else logs / f"{plain_name(mode.name)}.log"
-
-    def start(slots: int) -> ServerProcess:
-        return served.process(mode.name, slots, log)
-
-    return ServerContestant(row, start, needed)
+    return ServerContestant(row, partial(served.process, mode.name, log=log), needed)
