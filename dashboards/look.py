@@ -70,9 +70,9 @@ OTHER_SYMBOLS = ["asterisk-open", "hash-open", "y-up-open", "y-down-open", "diam
 GRID = "rgba(128,134,145,0.22)"
 TARGET_COLOUR = "#5d6a82"
 DRAFT_COLOURS = [STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]
-# A bandit's arms, in their order, and the dashes of bandits that are drawn in INK.
+# Of contestants or a bandit's arms, in their order.
 ARM_COLOURS = [*DRAFT_COLOURS, STYLES["confidence"].colour, STYLES["pre_cut"].colour]
-DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
+DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]  # of groups of contestants
 PARTS = {  # of the time of a token
     "target forwards": TARGET_COLOUR,
     "draft forwards, kept": "#35a596",

@@ -1,7 +1,7 @@
 """What reproduces the papers' tables and answers single questions.
 
 The product imports nothing of it. A study a folder; `python -m research.<study>` runs it, and so
-does `specdec lab <study>` in a checkout.
+does `specdec lab <study>` in a checkout. `long_form` is a part of `papers`.
 """
 
 STUDIES = {

@@ -125,9 +125,8 @@ def how_measured(result: BenchResult) -> list[str]:
         models(result.pair),
         f"{prompts.count} prompts of {prompts.label} (sha256 {prompts.digest[:16]}…),"
         f" {result.max_new_tokens} new tokens, repeats {result.repeats}: contestants are"
-        " interleaved on every prompt, each prompt beginning with another contestant; before each"
-        " repeat all drafters, also those of other libraries, forget what they learned from earlier"
-        " prompts",
+        " interleaved on every prompt, in an order that is drawn for each; before each repeat all"
+        " drafters, also those of other libraries, forget what they learned from earlier prompts",
         *result.notes,
     ]
 
