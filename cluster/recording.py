@@ -31,7 +31,6 @@ from specdec_core.models.fingerprints import fingerprints, served_fingerprints
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.find import FINISHED, finish
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import (
     Batch,
     PlannedRecording,
@@ -69,7 +68,7 @@ def run_recording(
     home: Path,
     name: str | None = None,
     out: Path | None = None,
-    observer: RecordingObserver | None = None,
+    observer: Observer | None = None,
     address: ServerAddress | None = None,
     placement: Placement | None = None,
 ) -> Recording:
@@ -88,7 +87,7 @@ def run_recording(
         if not wanted.finished:
             if server is not None and wanted.header is not None:
                 check_answers(server, wanted.folder, plan.max_new_tokens)
-            _make(wanted, observer or RecordingObserver(), server, clients, placement)
+            _make(wanted, observer or Observer(), server, clients, placement)
     remember(home)
     return Recording.open(wanted.folder)
 
@@ -106,7 +105,7 @@ def weights_of(spec: PairSpec, served: str | None = None) -> dict[str, str]:
 
 def _make(
     wanted: PlannedRecording,
-    observer: RecordingObserver,
+    observer: Observer,
     server: AnswerServer | None,
     clients: int,
     placement: Placement | None,
@@ -149,9 +148,7 @@ def _make(
         finish(folder)
 
 
-def _clean(
-    wanted: PlannedRecording, header: Header, observer: RecordingObserver
-) -> dict[int, Batch]:
+def _clean(wanted: PlannedRecording, header: Header, observer: Observer) -> dict[int, Batch]:
     """Delete the leftovers of killed processes and broken shards. Returns the missing shards."""
     folder = wanted.folder
     remove_leftovers(folder, "shard-")

@@ -25,7 +25,6 @@ from rich.text import Text
 
 from specdec_core.base.observer import Observer
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
 
@@ -82,6 +81,9 @@ class ConsoleProgress(Observer):
 
     def step(self) -> None:
         self._advance(1)
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        self._advance(prompts)
 
     def warned(self, message: str) -> None:
         self.console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
@@ -151,7 +153,7 @@ class SweepProgress(ConsoleProgress, SweepObserver):
             self.progress.update(self.task, description=escape(label))
 
 
-class RecordingProgress(RaceProgress, RecordingObserver):
+class RecordingProgress(RaceProgress):
     """A recording: its steps are prompts. At the end it prints how fast it was."""
 
     def __init__(self, console: Console) -> None:
@@ -180,10 +182,3 @@ class RecordingProgress(RaceProgress, RecordingObserver):
     @property
     def _rate(self) -> str:
         return f"{self.tokens / self.seconds:.0f} tokens/s"
-
-
-class ServerSweepProgress(RaceProgress, RecordingObserver):
-    """A sweep of a server."""
-
-    def recorded(self, prompts: int, tokens: int) -> None:
-        self._advance(prompts)

@@ -147,13 +147,13 @@ def sweep_server(
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import delivering, log
-    from dashboards.progress import ServerSweepProgress
+    from dashboards.progress import RaceProgress
     from dashboards.reports.server_sweep import report
     from dashboards.store import connect
     from dashboards.tracking.registry import register_in_server
     from dashboards.tracking.sweep_run import logged
 
-    with interruptible(), ServerSweepProgress(console) as progress:
+    with interruptible(), RaceProgress(console) as progress:
         result, folder, prompts = run_server_sweep(
             plan, server, workspace(), typed("sweep"), name, fresh, progress
         )

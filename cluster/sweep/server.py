@@ -29,7 +29,6 @@ from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
@@ -52,7 +51,7 @@ def run_server_sweep(
     command: str,
     name: str | None = None,
     fresh: bool = False,
-    observer: RecordingObserver | None = None,
+    observer: Observer | None = None,
 ) -> tuple[ServerSweep, SweepFolder, list[Prompt]]:
     """Run `plan` in a server, or resume the interrupted run; folders are as of
     :func:`cluster.sweep.run.run_sweep`. The plan's profile, if it has one, is the costs of the
@@ -60,7 +59,7 @@ def run_server_sweep(
 
     Raises :class:`UserError` for bad input, before anything is started.
     """
-    observer = observer or RecordingObserver()
+    observer = observer or Observer()
     race = race_plan(plan, server)
     if (reason := server.missing({})) is not None:
         raise UserError(f"{server.title}: {reason}")

@@ -18,6 +18,7 @@ from cluster.serving.cores import Cores
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.evidence.as_served import as_served
@@ -40,7 +41,6 @@ from specdec_core.measure.parts import Parts, described
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.recordings.find import finished
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -73,7 +73,7 @@ class ServerStages:
     folder: SweepFolder
     cores: Cores
     workload: list[LoadRequest]
-    observer: RecordingObserver
+    observer: Observer
     scratch: Path  # for the files of servers that run
     kept: list[Parts[LoadRecord]] = field(default_factory=list)  # of the races
     unread: dict[str | None, str] = field(default_factory=dict)  # drafts, with the reasons

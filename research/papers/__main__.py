@@ -113,9 +113,9 @@ def main(
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
+    from dashboards.progress import ConsoleProgress
     from research.long_form.study import LongFormPlan
     from research.papers.page import papers_page
-    from research.papers.progress import PapersProgress
     from research.papers.run import run_papers, study_inputs
     from research.papers.studies import study_tables
     from research.papers.tables import report
@@ -124,7 +124,7 @@ def main(
     same = {"pair": plan.pair.model_dump(mode="json")}
     long_texts = LongFormPlan.load(long_form, **same) if write_page else None
 
-    with interruptible(), PapersProgress(console) as progress:
+    with interruptible(), ConsoleProgress(console) as progress:
         again = write_page is None  # the page is made of what is there
         result, folder = run_papers(plan, workspace(), name, fresh, progress, again)
         progress.stage("writing the tables")

@@ -54,7 +54,6 @@ from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
 from specdec_core.models.runner import CacheLost
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.prompts.source import PromptSource
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan, planned
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
@@ -211,7 +210,7 @@ def study_inputs(
     folder: PapersFolder,
     home: Path,
     wanted: Collection[str],
-    observer: RecordingObserver,
+    observer: Observer,
     long_form: LongFormPlan | None = None,
 ) -> dict[str, Input]:
     """The inputs among `wanted` of the page's sections: the tables' pair, the workspace's forward
@@ -267,7 +266,7 @@ def _write_long(plan: LongFormPlan, observer: Observer) -> LongForm:
 
 
 def _record(
-    plan: PaperPlan, asked: Mapping[str, RecordingNeeded], home: Path, observer: RecordingObserver
+    plan: PaperPlan, asked: Mapping[str, RecordingNeeded], home: Path, observer: Observer
 ) -> dict[str, dict[str, Recording]]:
     """The recordings by the names of what is `asked` for and of its sets."""
     plans: dict[tuple[str, str], RecordingPlan] = {}

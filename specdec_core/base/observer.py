@@ -13,5 +13,8 @@ class Observer:
     def step(self) -> None:
         """A step of the stage is done."""
 
+    def recorded(self, prompts: int, tokens: int) -> None:
+        """Another `prompts` prompts are on disk, with `tokens` tokens of the target's output."""
+
     def warned(self, message: str) -> None:
         """Something is wrong that does not stop the work."""

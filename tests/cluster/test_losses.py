@@ -36,7 +36,6 @@ from specdec_core.evidence.certificate.certify import Extent, check_all
 from specdec_core.measure.profiling import profile_pair
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
-from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.observer import SweepObserver
@@ -70,7 +69,7 @@ def leave() -> None:
     nodes().shutdown()
 
 
-class Loss(Heard, SweepObserver, RecordingObserver):
+class Loss(Heard, SweepObserver):
     """Kills `what` soon after the first step of each of the stages `during`."""
 
     def __init__(self, what: str, *during: str) -> None:

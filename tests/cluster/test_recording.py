@@ -21,7 +21,7 @@ from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Recording, save_header, shard_file
 from tests.commands import children, prompts_file
-from tests.observers import HeardRecording
+from tests.observers import Heard
 from tests.specdec_core.models.eagle.pair_heads import save_head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -40,12 +40,12 @@ def plan(tiny_spec, tmp_path_factory):
     )
 
 
-Recorded = tuple[Recording, HeardRecording]
+Recorded = tuple[Recording, Heard]
 
 
 @pytest.fixture(scope="module")
 def recorded(plan, tmp_path_factory):
-    heard = HeardRecording()
+    heard = Heard()
     return run_recording(plan, tmp_path_factory.mktemp("home"), observer=heard), heard
 
 
@@ -92,7 +92,7 @@ def test_a_heads_recording_is_whole_without_examples(plan, tiny_pair, tmp_path):
     wanted = plan.model_copy(update={"pair": pair, "prompts": prompts})
     recording = run_recording(wanted, tmp_path)
     assert recording.header.mixing
-    before, heard = times(recording.folder), HeardRecording()
+    before, heard = times(recording.folder), Heard()
     assert len(before) == 2  # prompts, and what the head drafts
     assert run_recording(wanted, tmp_path, observer=heard).folder == recording.folder
     assert times(recording.folder) == before
@@ -100,7 +100,7 @@ def test_a_heads_recording_is_whole_without_examples(plan, tiny_pair, tmp_path):
 
 
 def test_the_same_call_finds_a_finished_recording_and_writes_nothing(plan, copy):
-    before, heard = times(copy), HeardRecording()
+    before, heard = times(copy), Heard()
     again = run_recording(plan, copy.parents[1], observer=heard)
     assert (again.folder, heard.prompts, times(copy)) == (copy, 0, before)
 
@@ -116,7 +116,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(plan, record
     left.mkdir()
     (left / "shard-00003.parquet").write_bytes(b"half")
     shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
-    before, heard = times(copy), HeardRecording()
+    before, heard = times(copy), Heard()
     run_recording(plan, copy.parents[1], observer=heard)
     assert heard.prompts == 8 + 8 + 3
     assert [message.split()[1] for message in heard.warnings] == ["0", "1", "7"]
@@ -128,7 +128,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(plan, record
 
 
 def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_path):
-    class Killer(HeardRecording):
+    class Killer(Heard):
         killed = 0
 
         def recorded(self, prompts, tokens):
@@ -166,7 +166,7 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(plan, tmp_path, mo
                 time.sleep(600)
             super().ready(header)
 
-    class Waits(HeardRecording):
+    class Waits(Heard):
         def recorded(self, prompts, tokens):
             super().recorded(prompts, tokens)
             while not (tmp_path / "late").exists():
@@ -271,12 +271,12 @@ def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_
 ):
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    class Filler(HeardRecording):
+    class Filler(Heard):
         def recorded(self, prompts, tokens):
             super().recorded(prompts, tokens)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, room[1]))
 
-    filler, heard = Filler(), HeardRecording()
+    filler, heard = Filler(), Heard()
     try:
         with pytest.raises(UserError, match=r"cannot be written, file too large"):
             run_recording(plan, tmp_path, observer=filler)

@@ -13,7 +13,7 @@ from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import shard_file
 from tests.commands import QUICK, sweep_plan
-from tests.observers import HeardRecording
+from tests.observers import Heard
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -72,7 +72,7 @@ def test_every_turn_is_recorded_as_every_job_asks_it(recorded, chat_spec, prompt
 @pytest.mark.long
 def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(plan, recorded):
     home, recording = recorded
-    heard = HeardRecording()
+    heard = Heard()
     assert run_recording(plan, home, observer=heard).folder == recording.folder
     assert heard.prompts == 0
     file = shard_file(recording.folder, "prompts", 0)  # the conversations and the plain text

@@ -23,7 +23,7 @@ from specdec_core.servers.table import SERVERS
 from tests.commands import plan_file, printed, server_plan
 from tests.jobs.conftest import record_prompts
 from tests.local_server import ending_server, engine_server
-from tests.observers import Heard, HeardRecording
+from tests.observers import Heard
 from tests.own_server import OwnServer
 from tests.specdec_core.cost.examples import fitted_profile
 from tests.specdec_core.kinds import chain, configured
@@ -125,7 +125,7 @@ def test_a_draft_that_the_server_cannot_read_is_left_out_of_the_whole_sweep(
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     search = (*plan.configurations, configured({"kind": "prompt_lookup"}))
     given = plan.model_copy(update={"configurations": search, "profile": None})
-    heard = HeardRecording()
+    heard = Heard()
     result, folder, _ = run_server_sweep(given, OwnServer(), tmp_path, "", "mine", False, heard)
     assert profiled == [[]]
     said = "without some settings of our server: draft draft: no such architecture"

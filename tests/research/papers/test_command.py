@@ -19,7 +19,6 @@ from research.papers.run import PapersFolder, recording_plan, run_papers
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.recordings.observer import RecordingObserver
 from tests.commands import assert_refused, assert_shown, prompts_file, stopped
 from tests.conftest import chat_tokenizer, save_random_head
 from tests.observers import Heard
@@ -306,7 +305,7 @@ def test_a_plan_that_extends_nothing_is_refused(other, message, tmp_path):
 def test_tables_of_eagle_heads_are_for_pairs_that_have_one(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["eagle"] = True
-    observer = HeardRecording()
+    observer = Heard()
     without = with_eagle_heads(loaded(tmp_path, content), observer)
     assert list(without.tables) == ["once", "lengths"]
     assert observer.warnings == ["Methods by task: left out (the pair has no EAGLE head)"]
@@ -368,10 +367,6 @@ def test_a_head_that_was_trained_since_has_its_rows_measured(
         with pytest.raises(InterruptedError):
             run_papers(asked, tmp_path, again=False)
     assert looked_for[0] == looked_for[1] != looked_for[2]
-
-
-class HeardRecording(Heard, RecordingObserver):
-    pass
 
 
 def test_tables_and_prompts_can_be_fewer(tiny_spec, tmp_path):
