@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pandas as pd
 
 from research.papers.component_times import component_times
-from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
@@ -16,8 +16,11 @@ from specdec_core.engine import Request
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
+from specdec_core.recordings.track import Track
 
 RANGES = 10  # of a product of confidences
+MOST_STARTS = 40_000  # positions from which drafts are followed; of more, evenly spread ones
+LONGEST = 10  # tokens of a draft that is followed
 MOST = 6  # prompts that are decoded to time components
 
 
@@ -53,6 +56,34 @@ def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     return _by_draft(
         greedy, lambda replay, draft: by_confidence(prefixes(replay.track(draft)), RANGES)
     )
+
+
+def prefixes(track: Track, longest: int = LONGEST) -> pd.DataFrame:
+    """Drafts of 1 … `longest` tokens from positions of the target's output: `length`, `product`
+    (Π q(y)) and `accepted` (all of it). Only drafts that a round could make."""
+    starts = np.arange(0, len(track.position), -(-len(track.position) // MOST_STARTS))
+    longest = min(longest, track.windows.shape[1])
+    probability = track.trace.probability[track.windows[starts, :longest]].astype(np.float64)
+    lengths = np.arange(1, longest + 1)
+    possible = lengths <= track.bound[starts, None]
+    accepted = lengths <= track.agreeing[starts, None]
+    return pd.DataFrame({
+        "length": np.broadcast_to(lengths, possible.shape)[possible],
+        "product": np.cumprod(probability, axis=1)[possible],
+        "accepted": accepted[possible],
+    })  # fmt: skip
+
+
+def by_confidence(prefixes: pd.DataFrame, bins: int) -> pd.DataFrame:
+    """Rows low, high, product (mean), acceptance, count of the bins that hold any prefix."""
+    index = np.minimum((prefixes["product"].to_numpy() * bins).astype(int), bins - 1)
+    groups = prefixes.groupby(index)
+    table = groups.agg(
+        product=("product", "mean"), acceptance=("accepted", "mean"), count=("accepted", "size")
+    )
+    table.insert(0, "low", table.index / bins)
+    table.insert(1, "high", (table.index + 1) / bins)
+    return table.reset_index(drop=True)
 
 
 def _by_draft(

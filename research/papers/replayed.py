@@ -3,7 +3,7 @@ oracle, bandits against their best arm, trees by shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ import pandas as pd
 from research.bandits.comparison import ArmComparison, ArmsPlan, replay_all, settings_of
 from research.bandits.regret import exp3_bound, mean_tokens, tgd_lower_bound, ucb_bound
 from research.frames import Rows, framed
-from research.papers.families import best_of_families, replay_trials
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
 from specdec_core.cost import Profile
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
+from specdec_core.search.results import METRIC, ORACLE, SECONDS, Trial, by_estimate
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 POLICIES: tuple[dict[str, Any], ...] = (
@@ -27,6 +27,8 @@ POLICIES: tuple[dict[str, Any], ...] = (
     *({"kind": "svip", "threshold": h, "max_tokens": 20} for h in (0.3, 0.6, 0.9, 1.2, 1.5)),
     {"kind": "oracle"},
 )
+FIXED = "fixed"  # the family
+RATES = ("discard_rate", "verification_rate", "mat", "acceptance_rate")
 LENGTH = 4  # K of a bandit's arm that drafts with a model
 ARMS: tuple[dict[str, Any], ...] = (
     {"kind": "prompt_lookup"},
@@ -84,6 +86,58 @@ def _headed(recording: Recording, head: str) -> list[Configuration]:
         for policy in family
         for threshold in THRESHOLDS
     ]
+
+
+def replay_trials(
+    replay: Replay, configurations: Iterable[Configuration], profile: Profile
+) -> list[Trial]:
+    """A trial for each of `configurations` that can be replayed."""
+    context = replay.recording.prompts.context
+    return [
+        Trial.of(configuration, replay.run(configuration).counts, profile, context, replayed=True)
+        for configuration in configurations
+        if replay.can(configuration)
+    ]
+
+
+@framed
+def best_of_families(recording: str, trials: Sequence[Trial]) -> Rows:
+    """One row a draft and family: its fastest configuration with `latency_ms`, `speedup`,
+    `over_fixed` (the speedup over the best fixed K with the same draft, less 1), `of_oracle` (the
+    share of the oracle's speedup with that draft), and :data:`RATES`. NaN where there is no fixed
+    K or no oracle. Families are in the order of their fastest."""
+    families: dict[tuple[str | None, str], list[Trial]] = {}
+    for trial in by_estimate(trials):
+        key = trial.configuration.draft, trial.configuration.family
+        families.setdefault(key, []).append(trial)
+    for (draft, family), tried in sorted(families.items(), key=lambda item: item[0][0] or ""):
+        best = tried[0]
+        yield {
+            "recording": recording,
+            "draft": draft or "",
+            "family": family,
+            "configuration": _label(best.configuration),
+            "config_id": best.id,
+            "tried": len(tried),
+            "latency_ms": 1e3 * best.metrics[SECONDS] / max(best.counts["n"], 1),
+            "speedup": best.metrics[METRIC],
+            "over_fixed": _gain(best, families.get((draft, FIXED))) - 1,
+            "of_oracle": _gain(best, families.get((draft, ORACLE))),
+            **{name: best.metrics[name] for name in RATES},
+        }
+
+
+def _gain(trial: Trial, others: list[Trial] | None) -> float:
+    return trial.metrics[METRIC] / others[0].metrics[METRIC] if others else float("nan")
+
+
+def _label(configuration: Configuration) -> str:
+    """The label without draft and sampling."""
+    drafter = configuration.drafter
+    if drafter is None:
+        return configuration.family
+    policies = drafter.policies
+    return policies[0][1].label if policies else drafter.label
 
 
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:

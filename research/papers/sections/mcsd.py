@@ -9,7 +9,6 @@ from dashboards.look import PARTS
 from dashboards.sections import Section
 from research.drift.report import TEXTS
 from research.papers import mcsd
-from research.papers.decision_values import THRESHOLD
 from research.papers.sections import verdicts
 from research.papers.sections.section import exhibit
 from research.svg import SvgLine, lines_svg
@@ -43,7 +42,7 @@ def values(table: pd.DataFrame) -> Section:
     return Section(
         note="Of candidates of prompts that the models were neither trained nor chosen on. Overlap"
         " is the area that the histograms of accepted and of rejected candidates share; the last"
-        f" columns are with the threshold of {THRESHOLD:g}.",
+        f" columns are with the threshold of {mcsd.THRESHOLD:g}.",
         svg=lines_svg(
             f"Values of {found[0].kind.upper()} by outcome",
             f"share of the accepted and of the rejected candidates; {found[0].draft}",

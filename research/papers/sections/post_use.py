@@ -11,7 +11,6 @@ from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS
 from dashboards.sections import Section
 from research.papers import post_use
 from research.papers.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
-from research.papers.confidence_products import LONGEST
 from research.papers.sections import verdicts
 from research.papers.sections.section import exhibit
 from research.papers.studies import TIMES
@@ -124,7 +123,8 @@ def confidences(table: pd.DataFrame) -> Section:
     wide = table.pivot_table("acceptance", ["prompts", "draft"], "low", sort=False).reset_index()
     lows = sorted(set(table["low"]))
     return Section(
-        note=f"Drafts of up to {LONGEST} tokens from everywhere, in ranges of the product.",
+        note=f"Drafts of up to {post_use.LONGEST} tokens from everywhere, in ranges of the"
+        " product.",
         svg=lines_svg(
             "Acceptance of whole drafts by the product of confidences",
             "share accepted as a whole; means of ranges",

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
-from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from research.papers.mcsd import values
-from research.papers.post_use import confidences, phrases, rounds
+from research.papers.post_use import by_confidence, confidences, phrases, prefixes, rounds
 from research.papers.sections.post_use import POST_USE
 from research.papers.studies import TIMES
 from specdec_core.base.errors import UserError
