@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -18,7 +17,7 @@ from cluster.sharded_target.sharded_runner import ShardedRunner
 from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec, Placement
 from specdec_core.measure.profiling import fill
-from specdec_core.models.runner import Batch
+from specdec_core.models.runner import time_forward
 
 Kind = tuple[str, str]  # eager or compiled, and an element of HOW
 HOW = ("whole", "heads", "layers", "pipelined")
@@ -80,20 +79,8 @@ def time_sizes(
         seconds: dict[Kind, list[float]] = defaultdict(list)
         for _ in range(repeats + 2):
             for kind, runner in runners.items():
-                time_forward(runner, size)  # its weights are back in the caches
-                seconds[kind].append(time_forward(runner, size))
+                time_forward(runner, size.tokens, size.rows)  # its weights are back in the caches
+                seconds[kind].append(time_forward(runner, size.tokens, size.rows))
         medians[size] = {kind: statistics.median(own[2:]) for kind, own in seconds.items()}
         observer.step()
     return medians
-
-
-def time_forward(runner: ShardedRunner, size: Size) -> float:
-    """Seconds until the most likely tokens are known, as greedy decoding needs them. The rows are
-    as they were."""
-    lengths = list(runner.lengths)
-    start = time.perf_counter()
-    runner.forward(Batch(range(size.rows), [[1] * size.tokens] * size.rows)).choices()
-    seconds = time.perf_counter() - start
-    for row in range(size.rows):
-        runner.truncate(row, lengths[row])
-    return seconds
