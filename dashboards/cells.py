@@ -110,10 +110,6 @@ def split(cell: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (cell, "")
 
 
-def is_estimate(cell: str) -> bool:
-    return cell.startswith("≈")
-
-
 def numeric(cells: Iterable[str]) -> bool:
     """Whether a column holds numbers, to be aligned on the right."""
     known = [cell for cell in cells if cell not in ("", NONE)]

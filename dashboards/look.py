@@ -44,7 +44,7 @@ STYLES = {
     "autoregressive": Style("autoregressive", "#8a8f98", "x"),
 }
 # Variants share the colour of their family: more colours than these could not be told apart.
-VARIANTS = {
+STYLES |= {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
     "break_even": STYLES["confidence_product"]._replace(name="break-even", symbol="arrow-up"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
@@ -85,15 +85,15 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 def style(family: str) -> Style:
     """The look of a family, the same in every figure of every report."""
-    if family in STYLES or family in VARIANTS:
-        return (STYLES | VARIANTS)[family]
+    if family in STYLES:
+        return STYLES[family]
     pick = sum(family.encode()) % len(OTHER_COLOURS)
     return Style(family.replace("_", " "), OTHER_COLOURS[pick], OTHER_SYMBOLS[pick])
 
 
 def family_order(family: str) -> tuple[int, str]:
     """Sorts families as they are listed above, unknown ones last."""
-    known = list(STYLES | VARIANTS)
+    known = list(STYLES)
     return (known.index(family) if family in known else len(known), family)
 
 
@@ -113,12 +113,6 @@ def intervals(
         "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
         "arrayminus": [below for below, _ in ends], "array": [above for _, above in ends],
     }  # fmt: skip
-
-
-def legend_beside(fig: go.Figure, **changes: Any) -> go.Figure:
-    """Put the legend beside the figure instead of above it, where names are long or many."""
-    legend = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
-    return fig.update_layout(legend=legend | changes)
 
 
 def base_figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:

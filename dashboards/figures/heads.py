@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, legend_beside, style
+from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, style
 
 if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
@@ -48,7 +48,8 @@ def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:
         )  # fmt: skip
     fig.update_xaxes(title_text="predicted acceptance probability (mean of the bin)", range=[0, 1])
     fig.update_yaxes(title_text="share accepted", range=[0, 1.02])
-    return legend_beside(fig).update_layout(margin_t=100)
+    beside = {"orientation": "v", "x": 1.02, "y": 1, "yanchor": "top", "tracegroupgap": 0}
+    return fig.update_layout(legend=beside, margin_t=100)
 
 
 def short(head: str) -> str:

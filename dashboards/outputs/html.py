@@ -29,7 +29,7 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"json": figure_json, "groups": _groups, "columns": _columns}
-    environment.filters |= {"split": cells.split, "is_estimate": cells.is_estimate}
+    environment.filters["split"] = cells.split
     sections = report.sections
     return environment.get_template("page.jinja").render(
         title=report.title,

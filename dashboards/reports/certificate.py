@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from dashboards import cells
 from dashboards.sections import Section
 from specdec_core.evidence.certificate.certificate import Checks, LiveSpeed
@@ -18,7 +16,7 @@ def checked(checks: Checks) -> Section:
     failures = [number for number, row in enumerate(rows) if row["verdict"] != "ok"]
     return Section(
         key="certificate",
-        shown=cells.table(pd.DataFrame(rows), columns),
+        shown=cells.table(rows, columns),
         marked=failures,
         legend=f"shifts: how much more often than by the target's probabilities; all of them"
         f" together are false alarms with probability {checks.sampled.level:g}",

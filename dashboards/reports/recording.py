@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from dashboards import cells
 from dashboards.sections import Section
 from specdec_core.recordings.schema import Recording
@@ -12,7 +10,7 @@ from specdec_core.recordings.schema import Recording
 def drafts(recording: Recording) -> Section:
     """How each draft follows the target along the recorded texts."""
     sampling = recording.header.sampling
-    frame = pd.DataFrame(_draft(recording, draft) for draft in recording.header.pair.drafts)
+    rows = [_draft(recording, draft) for draft in recording.header.pair.drafts]
     columns = {
         "draft": cells.text("draft"),
         "rows": cells.count("rows"),
@@ -25,7 +23,7 @@ def drafts(recording: Recording) -> Section:
         columns["oracle N_target/N"] = cells.number("oracle", ".3f")
     return Section(
         key="drafts",
-        shown=cells.table(frame, columns),
+        shown=cells.table(rows, columns),
         legend=""
         if sampling.greedy
         else "coupled sampling accepts by agreement, rejection sampling with Σ min(p, q)",

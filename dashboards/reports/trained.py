@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from dashboards import cells
 from dashboards.sections import Section
 
@@ -30,7 +28,7 @@ def acceptance(card: EagleTrainingCard) -> Section:
     }
     return Section(
         key="acceptance",
-        shown=cells.table(pd.DataFrame(rows), columns),
+        shown=cells.table(rows, columns),
         legend=f"on {card.texts['held_out']} answers held out; the draft vocabulary has"
         f" {card.coverage:.1%} of their tokens",
     )

@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 Alias = Literal["champion", "challenger", "previous"]
 CHAMPION: Alias = "champion"
-CHALLENGER: Alias = "challenger"
 PREVIOUS: Alias = "previous"
 SOURCE = f"{CHAMPION}/{CHAMPION}.yaml"
 WEIGHTS = f"{CHAMPION}/weights.json"  # digests of what it was registered with, where all was there

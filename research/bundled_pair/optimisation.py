@@ -68,8 +68,8 @@ def train(
     """
 
     def progress(standing: LoopReport) -> None:
-        speed = standing.count / max(standing.seconds, 1e-9)
-        figures = {"loss": standing.loss, "tokens": standing.count, "tokens_per_second": speed}
+        loss, tokens = standing.loss, standing.count
+        figures = {"loss": loss, "tokens": tokens, "tokens_per_second": standing.speed}
         report(name, standing.share, figures)
 
     loop = Loop(_rate, minutes, report=progress, save_seconds=settings.checkpoint_seconds)

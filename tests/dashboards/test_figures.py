@@ -223,13 +223,12 @@ def test_every_drafter_has_a_look_of_its_own():
     policies, drafters = set(POLICIES), set(DRAFTERS)
     rules = ("ucb", "exp3", "thompson")
     bandits = {*rules, *(f"{rule}_time" for rule in rules)}
-    known = look.STYLES | look.VARIANTS
-    assert known.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits
-    for family in (*known, "unheard of"):
+    assert look.STYLES.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits
+    for family in (*look.STYLES, "unheard of"):
         style = look.style(family)
         go.Scatter(marker={"symbol": style.symbol})  # raises for one that plotly does not know
         go.Scatter(marker={"symbol": style.hollow})
-    symbols = [look.symbol for look in known.values()]
+    symbols = [style.symbol for style in look.STYLES.values()]
     assert len(set(symbols)) == len(symbols)
 
 

@@ -12,7 +12,6 @@ from dashboards.store import tracking_uri
 from dashboards.tracking import registry
 from dashboards.tracking.certificates import attach
 from dashboards.tracking.registry import (
-    CHALLENGER,
     CHAMPION,
     PREVIOUS,
     _copy,
@@ -94,7 +93,7 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     in_vllm = CertifiedServer(name="vllm", version="1", settings={}, reference="itself")
     inside = certificate.model_copy(update={"server": in_vllm})
     inside.save()
-    assert register(logged, logged.champion, alias=CHALLENGER, server="vllm") == 1
+    assert register(logged, logged.champion, alias="challenger", server="vllm") == 1
     tags = client.get_model_version(f"{name}-vllm", "1").tags
     assert (tags["certified.vllm"], tags["certified"]) == ("true", "true")
     certificate_path(logged.pair, configuration, "vllm").unlink()
@@ -111,9 +110,9 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
 def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(home, logged):
     name = logged.pair.name
     other = next(t for t in logged.trials if t.id != logged.champion)
-    assert register(logged, other.id, alias=CHALLENGER) == 2
+    assert register(logged, other.id, alias="challenger") == 2
     assert load_champion().version == 1
-    assert load_registered(name, CHALLENGER).configuration == other.configuration
+    assert load_registered(name, "challenger").configuration == other.configuration
     with pytest.raises(UserError, match="no previous of"):
         load_registered(name, PREVIOUS)
     appoint(name, 2)
