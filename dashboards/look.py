@@ -73,7 +73,7 @@ DRAFT_COLOURS = [STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLO
 # Of contestants or a bandit's arms, in their order.
 ARM_COLOURS = [*DRAFT_COLOURS, STYLES["confidence"].colour, STYLES["pre_cut"].colour]
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]  # of groups of contestants
-PARTS = {  # of the time of a token
+PART_COLOURS = {  # of the time of a token
     "target forwards": TARGET_COLOUR,
     "draft forwards, kept": "#35a596",
     "draft forwards, thrown away": "#ee8f5b",

@@ -9,7 +9,16 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboards.figures.frontier import hover
-from dashboards.look import DASHED, INK, PAPER, PARTS, base_figure, family_order, intervals, style
+from dashboards.look import (
+    DASHED,
+    INK,
+    PAPER,
+    PART_COLOURS,
+    base_figure,
+    family_order,
+    intervals,
+    style,
+)
 from dashboards.ranking import champion, draft_of, family, foremost, leaders, ranked, speedup
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.search.results import SweepResult, Trial
@@ -123,7 +132,7 @@ def time_per_token(result: SweepResult) -> go.Figure:
         "prefill included.",
         170 + 34 * len(keys),
     )
-    for i, (part, colour) in enumerate(PARTS.items()):
+    for i, (part, colour) in enumerate(PART_COLOURS.items()):
         if any(times[key][i] for key in keys):
             fig.add_bar(
                 orientation="h", y=keys, x=[times[key][i] for key in keys], name=part,

@@ -18,7 +18,7 @@ from dashboards.reports.contestants import (
     lead_metrics,
     models,
     origin,
-    ratio_columns,
+    ratio_cells,
     ratio_of,
     report_tags,
     row_tags,
@@ -147,7 +147,7 @@ def _speed(result: BenchResult, temperature: float) -> Iterator[Section]:
     columns = {
         **CONTESTANT,
         "tokens/s": cells.number("tokens_per_second", ".0f"),
-        **ratio_columns(result),
+        **ratio_cells(result),
         "MAT": cells.number("mean_accepted", ".2f"),
         **(equal if temperature == 0 else {}),
     }

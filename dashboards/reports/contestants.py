@@ -63,7 +63,7 @@ def whose(group: str) -> str:
     return f"{group}'" if group.endswith("s") else f"{group}'s"
 
 
-def ratio_columns(result: Comparison[Any]) -> dict[str, Cell]:
+def ratio_cells(result: Comparison[Any]) -> dict[str, Cell]:
     """Columns of ratios: to our autoregressive decoding, and to the best of each other group."""
     others = {f"over {whose(group)} best": cells.ratio(f"over_{group}") for group in result.others}
     return {"over our autoregressive": OVER_OURS, **others}

@@ -17,7 +17,7 @@ from dashboards.reports.contestants import (
     lead_metrics,
     models,
     origin,
-    ratio_columns,
+    ratio_cells,
     ratio_of,
     report_tags,
     row_tags,
@@ -250,7 +250,7 @@ def _table(
         "TPOT ms": cells.number("tpot_median", ".1f", 1e3),
         "TPOT p95": cells.number("tpot_p95", ".1f", 1e3),
         "errors": cells.count("errors"),
-        **ratio_columns(result),
+        **ratio_cells(result),
         "equal texts": lambda row: f"{row['equal']:.0f} of {row['compared']:.0f}",
     }
     limits = f" Good requests are those with {result.slo}." if result.slo else ""

@@ -15,8 +15,8 @@ from research.papers.figures import QUANTITIES
 from research.papers.methods import Ours, OursOfSection, Paper, PaperMethod, measured_range
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
+from research.papers.table_verdicts import VERDICT, between
 from research.papers.tables import notes, sections_of
-from research.papers.verdicts import VERDICT, between
 
 TITLE = "The papers, exhibit by exhibit"
 ABOUT = (

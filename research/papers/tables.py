@@ -17,7 +17,7 @@ from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.papers.figures import QUANTITIES, paper_svg
 from research.papers.plan import Method, Quantity, Table
 from research.papers.result import PapersResult
-from research.papers.verdicts import VERDICT, forwards_verdict, table_verdict
+from research.papers.table_verdicts import VERDICT, forwards_verdict, table_verdict
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from dashboards import cells
-from dashboards.look import PARTS
+from dashboards.look import PART_COLOURS
 from dashboards.sections import Section
 from research.drift.report import TEXTS
 from research.papers import mcsd
@@ -14,8 +14,8 @@ from research.papers.sections.section import exhibit
 from research.svg import SvgLine, lines_svg
 
 OUTCOMES = {
-    "accepted": PARTS["draft forwards, kept"],
-    "rejected": PARTS["draft forwards, thrown away"],
+    "accepted": PART_COLOURS["draft forwards, kept"],
+    "rejected": PART_COLOURS["draft forwards, thrown away"],
 }
 VALUES = {
     "decision model": cells.text("kind"),

@@ -11,7 +11,7 @@ import pandas as pd
 
 from dashboards.sections import Section
 from research.papers.studies import Study
-from research.papers.verdicts import VERDICT
+from research.papers.table_verdicts import VERDICT
 from specdec_core.config import Value, load_yaml, parse
 
 SECTIONS_FILE = Path(__file__).parents[2] / "sweeps" / "papers-sections.yaml"

@@ -11,7 +11,7 @@ import pandas as pd
 from research.papers import mcsd, specdecpp
 from research.papers.component_times import CACHE, CONTROLLER, M_T, ROLL_BACK
 from research.papers.draft_reuse import DRAFTED, TARGET_CALL
-from research.papers.verdicts import FITS, between, verdict
+from research.papers.table_verdicts import FITS, between, verdict
 
 SVIP, CONSTANT = "SVIP, h=0.3", "Constant, K=5"
 BESIDE = 0.95  # times as fast: beside the best length, whatever the noise

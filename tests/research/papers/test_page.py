@@ -20,7 +20,7 @@ from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
 from research.papers.sections.section import SectionWords
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES, Study
-from research.papers.verdicts import OTHERS, VERDICT, verdict
+from research.papers.table_verdicts import OTHERS, VERDICT, verdict
 from specdec_core.base.errors import UserError
 from tests.observers import Heard
 from tests.research.papers.test_tables import frontier, result  # noqa: F401 (fixtures)

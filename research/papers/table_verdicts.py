@@ -1,5 +1,5 @@
-"""One sentence under each exhibit: whether the paper's result holds here, with both numbers and the
-measured reason."""
+"""The verdicts on the plan's tables: a sentence under each, whether the paper's result holds here,
+with both numbers and the measured reason."""
 
 from __future__ import annotations
 
