@@ -152,6 +152,7 @@ def sweep_server(
     from dashboards.store import connect
     from dashboards.tracking.registry import register_in_server
     from dashboards.tracking.sweep_run import logged
+    from specdec_core.evidence.server_choice import ServerSweep
 
     with interruptible(), RaceProgress(console) as progress:
         result, folder, prompts = run_server_sweep(
@@ -162,6 +163,8 @@ def sweep_server(
     with folder.lock(), console.status("writing to MLflow"):
         files = [*write(shown, folder.path), folder.path / result.FILE, folder.path / LOGS]
         with delivering(kept):
+            # Another process may have logged it since the result was read.
+            result.mlflow_run_id = ServerSweep.load(folder.path).mlflow_run_id
             if not logged(connect(), result.mlflow_run_id):
                 asked = (result.race.prompts, prompts)
                 result.mlflow_run_id = log(shown, files, prompts=asked, resume=folder.path)

@@ -2,14 +2,17 @@
 
 import pytest
 
-from cluster.sweep import server_stages
+from cluster.sweep import server, server_stages
 from dashboards.store import connect
 from dashboards.tracking.registry import find_champion
 from jobs import sweep
 from specdec_core.evidence.server_choice import ServerSweep
+from specdec_core.search.folder import SweepFolder
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_shown, printed, server_plan
+from tests.dashboards.reports.test_server_sweep import sweep as made_up
 from tests.own_server import OwnServer
+from tests.registered import runs_in
 
 
 @pytest.mark.long
@@ -52,3 +55,16 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(
     (folder / "finished").unlink()
     monkeypatch.setattr(server_stages, "compare_servers", None)
     printed(command(sweep.main, home, *arguments))
+
+
+def test_what_another_process_has_logged_meanwhile_is_not_logged_again(home, command, monkeypatch):
+    result, folder = made_up(), SweepFolder(home / "sweeps" / "mine")
+    result.configurations = {}  # so that nothing is registered
+    (folder.path / server_stages.LOGS).mkdir(parents=True)
+    result.save(folder.path)
+    # Each process has read the result before the first one logs it.
+    monkeypatch.setattr(server, "run_server_sweep", lambda *_: (result.model_copy(), folder, []))
+    for _ in range(2):
+        printed(command(sweep.main, home, "--engine", "vllm"))
+    _, [run], _ = runs_in(home)
+    assert ServerSweep.load(folder.path).mlflow_run_id == run.info.run_id
