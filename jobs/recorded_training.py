@@ -109,7 +109,7 @@ def _train(
 
     from specdec_core.base.files import needs_room
     from specdec_core.training.recorded.features import RecordedTexts
-    from specdec_core.training.recorded.finished import finished_in, load_card, training_digest
+    from specdec_core.training.recorded.finished import finished_in, training_digest
 
     texts, folder = RecordedTexts(features), out / kind.name
     digest = training_digest(texts, settings)
@@ -124,4 +124,4 @@ def _train(
         training.model.cpu()
         training.save(folder)
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return load_card(folder, kind.card_type)
+    return kind.card_type.load(folder)

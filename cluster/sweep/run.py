@@ -91,7 +91,7 @@ def run_sweep(
     identity = plan.digest(prompt_set.digest)
     name = name or f"{plan.pair.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
-    if (result := folder.result()) is not None:
+    if (result := folder.result(SweepResult)) is not None:
         folder.check_weights(weights_here(plan.pair, plan.samples))
         observer.begun(result, prompts, folder.path)
         return result, folder

@@ -75,8 +75,8 @@ def run_server_sweep(
     name = name or f"{plan.pair.name}-{server.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
     folder.check_weights(weights)
-    if (folder.path / ServerSweep.FILE).exists():
-        return ServerSweep.load(folder.path), folder, prompts
+    if (done := folder.result(ServerSweep)) is not None:
+        return done, folder, prompts
     recording = recording_of(plan, home, recorded.digest)
     recording = recording or fitting_recording(plan, home, recorded.digest)
     if recording is not None:

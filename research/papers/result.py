@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import product
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 from pydantic import Field
@@ -16,8 +15,7 @@ from pydantic import Field
 from research.frames import Rows, framed
 from research.papers.near_ties import FirstDifference
 from research.papers.plan import Method, PaperPlan, Quantity, Table
-from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.config import Configuration, Document, PairSpec, Stored
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
@@ -89,8 +87,11 @@ class Measured(Document):
         )
 
 
-class PapersResult(Document):
+class PapersResult(Stored):
     """All measurements of a plan's tables."""
+
+    FILE: ClassVar[str] = "papers.json"
+    WHAT: ClassVar[str] = "result of the papers"
 
     name: str
     started: datetime
@@ -184,13 +185,6 @@ class PapersResult(Document):
     @cached_property
     def _index(self) -> dict[tuple[str, Configuration], Measured]:
         return {(m.prompts, m.configuration): m for m in self.measured}
-
-    def save(self, folder: Path) -> Path:
-        return write_atomically(folder / "papers.json", self.model_dump_json(indent=1))
-
-    @classmethod
-    def load(cls, folder: Path) -> PapersResult:
-        return cls.model_validate_json((Path(folder) / "papers.json").read_text())
 
 
 def _regressed(prompts: str, family: str, measured: Sequence[Measured]) -> dict[str, Any]:

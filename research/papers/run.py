@@ -83,15 +83,14 @@ class PapersFolder(SweepFolder):
         """The latest finished folder of this digest under `root`; None where there is none."""
         marks = sorted(root.glob("*/finished"), key=lambda mark: -mark.stat().st_mtime_ns)
         folders = (cls(mark.parent) for mark in marks)
-        return next((each for each in folders if each.digest == digest and each.papers()), None)
+        return next(
+            (each for each in folders if each.digest == digest and each.result(PapersResult)), None
+        )
 
     @property
     def sections(self) -> Path:
         """The tables of the page's sections, of all runs."""
         return self.path.parent / "sections"
-
-    def papers(self) -> PapersResult | None:
-        return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
 
     def is_of_these_weights(self, result: PapersResult) -> bool:
         """Whether its models and heads are as they were when it was measured. Raises
@@ -138,12 +137,12 @@ def run_papers(
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
     done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
-    if done and (result := done.papers()) and done.is_of_these_weights(result):
+    if done and (result := done.result(PapersResult)) and done.is_of_these_weights(result):
         observer.stage(f"reading {done.path}")
         return result.model_copy(update={"plan": plan}), done
     own = name or f"{plan.pair.name}-{identity[:8]}"
     folder = PapersFolder.claim(home / "papers", own, identity, fresh)
-    if (result := folder.papers()) is not None:
+    if (result := folder.result(PapersResult)) is not None:
         measured = [each.configuration for each in result.measured]
         folder.check_weights(weights_here(result.plan.pair, measured))
         return result.model_copy(update={"plan": plan}), folder

@@ -7,6 +7,7 @@ The settings of each kind of drafter and length policy are in the kind's module
 from specdec_core.config.base import (
     READ,
     Document,
+    Stored,
     Value,
     describe,
     identity,
@@ -84,6 +85,7 @@ __all__ = [
     "RecordingFacts",
     "RunnerSettings",
     "Sampling",
+    "Stored",
     "TargetCost",
     "TargetPlacement",
     "Temperature",

@@ -7,12 +7,13 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
 from specdec_core.config.expected import expected, written
 
 T = TypeVar("T")
@@ -32,6 +33,26 @@ class Document(BaseModel):
     unknown keys."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+class Stored(Document):
+    """A document that is the file :attr:`FILE` of a folder; messages call it :attr:`WHAT`."""
+
+    FILE: ClassVar[str]
+    WHAT: ClassVar[str]
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / self.FILE, self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read what `save` wrote. Raises :class:`UserError` where there is nothing, or it cannot be
+        read."""
+        file = Path(folder) / cls.FILE
+        try:
+            return parse_json(cls, file.read_bytes(), str(file))
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{folder}: no {cls.WHAT} in it (no {cls.FILE})") from None
 
 
 def identity(value: BaseModel, placeless: bool = False) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, distinct_labels
+from specdec_core.config import Configuration, Stored, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.evidence.load.result import DISTURBANCE, LoadResult, LoadRow
 from specdec_core.measure.comparison import OURS, halves, over
@@ -37,13 +35,14 @@ class ServerRace(LoadResult):
         return [row for row in self.rows if row.name not in left_out]
 
 
-class ServerSweep(Document):
+class ServerSweep(Stored):
     """The result of a sweep of a server. Modes are named by their rows in the race; loads are given
     by their keys. `first` are the runs that the simulation was corrected by, where there are some.
     `table` is the race of a table of lengths by load, which joins what is best at each load, if
     there was one."""
 
     FILE: ClassVar[str] = "server.json"
+    WHAT: ClassVar[str] = "sweep of a server"
 
     server: str
     title: str
@@ -62,13 +61,6 @@ class ServerSweep(Document):
     usage: str  # the lines that start the champion from its folder
     command: str  # that started it in the race, on a shown port
     mlflow_run_id: str | None = None
-
-    def save(self, folder: Path) -> Path:
-        return write_atomically(folder / self.FILE, self.model_dump_json())
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        return cls.model_validate_json((folder / cls.FILE).read_text())
 
     @property
     def configuration(self) -> Configuration | None:

@@ -8,16 +8,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
 from specdec_core.base.names import digest_name
-from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.config import Configuration, Document, PairSpec, Stored
 from specdec_core.measure.paired import UNKNOWN, paired_ratio
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Ratio
@@ -110,11 +107,8 @@ class Lead(Document):
     held_out: bool
 
 
-class Comparison(Document, ABC, Generic[AnyContender]):
+class Comparison(Stored, ABC, Generic[AnyContender]):
     """Everything that a comparison's report is written from."""
-
-    FILE: ClassVar[str]
-    WHAT: ClassVar[str]
 
     name: str
     started: datetime
@@ -179,17 +173,6 @@ class Comparison(Document, ABC, Generic[AnyContender]):
             ratio = UNKNOWN if other is None else over(row, other, at)
             columns |= ratio_columns(f"over_{name}", ratio)
         return columns
-
-    def save(self, folder: Path) -> Path:
-        return write_atomically(folder / self.FILE, self.model_dump_json())
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Read what `save` wrote; raises :class:`UserError` where there is nothing."""
-        path = Path(folder) / cls.FILE
-        if not path.exists():
-            raise UserError(f"{folder}: no {cls.WHAT} in it (no {cls.FILE})")
-        return cls.model_validate_json(path.read_text())
 
 
 def ratio_columns(name: str, ratio: Ratio) -> dict[str, float]:

@@ -36,11 +36,12 @@ from pydantic import BaseModel
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, locked, write_atomically
 from specdec_core.base.names import check_name
-from specdec_core.config import PairSpec, load_yaml, parse_json
+from specdec_core.config import PairSpec, Stored, load_yaml, parse_json
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 
 Kind = TypeVar("Kind", bound=BaseModel)
+Result = TypeVar("Result", bound=Stored)
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,9 @@ class SweepFolder:
 
     # Finished work
 
-    def result(self) -> SweepResult | None:
-        return self._read("sweep.json", SweepResult)
+    def result(self, kind: type[Result]) -> Result | None:
+        """The result of the kind of sweep that the folder is of; None where there is none."""
+        return self._read(kind.FILE, kind)
 
     def timed(self) -> SweepResult | None:
         """The result of a sweep that was interrupted while it chose for loads."""

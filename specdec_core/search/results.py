@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field, PrivateAttr
 
-from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, Document, PairSpec, distinct_labels, parse_json
+from specdec_core.config import Configuration, Document, PairSpec, Stored, distinct_labels
 from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.measure.paired import paired_ratio
@@ -179,8 +176,11 @@ class RaceSummary(Document):
     at_most: float | None  # … and the most that it costs (95 %), where that is known
 
 
-class SweepResult(Document):
+class SweepResult(Stored):
     """Everything that a sweep found out."""
+
+    FILE: ClassVar[str] = "sweep.json"
+    WHAT: ClassVar[str] = "sweep"
 
     name: str
     started: datetime
@@ -237,16 +237,3 @@ class SweepResult(Document):
             leaders.setdefault((trial.configuration.family, trial.configuration.draft), trial)
         first = {trial.id: trial for trial in (*leaders.values(), *ranked)}
         return list(first.values())[:most]
-
-    def save(self, folder: Path) -> Path:
-        return write_atomically(folder / "sweep.json", self.model_dump_json(indent=1))
-
-    @classmethod
-    def load(cls, folder: Path) -> SweepResult:
-        """Read what `save` wrote. Raises :class:`UserError` where there is nothing, or it cannot be
-        read."""
-        file = Path(folder) / "sweep.json"
-        try:
-            return parse_json(cls, file.read_bytes(), str(file))
-        except (FileNotFoundError, NotADirectoryError):
-            raise UserError(f"{folder}: not the folder of a sweep: no sweep.json in it") from None

@@ -56,7 +56,7 @@ OWN, WORDS = "sweep --config sweep.yaml --engine own", f"{SERVED} --engine words
 
 ROWS = [
     ("report nowhere", "nowhere"),
-    ("report .", r"no sweep\.json in it"),
+    ("report .", r"no sweep in it \(no sweep\.json\)"),
     ("report old", "colour: unknown key"),
     ("demo smollm3", "error: smollm3: unknown; expected one of bundled, smollm2\n"),
     ("sweep --config unknown.yaml", "thresold: unknown key"),

@@ -6,14 +6,13 @@ import shutil
 import pytest
 
 from jobs import train_draft, train_eagle, train_head
-from specdec_core.drafting.heads.storage import load_card as load_head_card
+from specdec_core.drafting.heads.storage import load_card
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.prompts.prompt_sets import BUNDLED
 from specdec_core.recordings.find import finish
 from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.training import EagleTrainingCard
-from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
 from tests.commands import ROOT, assert_shown, printed, ran
 from tests.registered import runs_in
@@ -46,7 +45,7 @@ def test_a_draft_is_trained_and_not_trained_again(command, tiny_pair, tiny_spec,
     said, data, files = trained_twice(command, train_draft.main, home, tiny_pair, DRAFT)
     assert "Σ min(p, q)" in said
     folder = home / "out" / "draft"
-    card = load_card(folder, DraftTrainingCard)
+    card = DraftTrainingCard.load(folder)
     assert card.best in card.curve
     pair = load_pair(tiny_spec.model_copy(update={"drafts": {"d": str(folder)}}))
     assert isinstance(pair.drafts["d"], ReducedDraft)
@@ -58,7 +57,7 @@ def test_a_draft_is_trained_and_not_trained_again(command, tiny_pair, tiny_spec,
 def test_a_head_is_trained_and_not_trained_again(command, tiny_pair, home):
     said, data, files = trained_twice(command, train_eagle.main, home, tiny_pair, ["steps=2"])
     assert "tokens a round" in said
-    card = load_card(home / "out" / "head", EagleTrainingCard)
+    card = EagleTrainingCard.load(home / "out" / "head")
     assert card.best in card.curve
     assert 50 < sum(card.texts.values()) <= 60  # an answer may be empty
     assert "kept_acceptance_greedy_2" in data.metrics
@@ -86,7 +85,7 @@ def test_heads_are_trained_once(command, ray_running, recordings_home):
     names = ["draft-specdecpp-d0-w6", "draft-specdecpp-d1-w6", "draft-t2"]
     assert_shown(first, *names, "eval/KL", "test/KL", "AUC")
     for name in names:
-        assert load_head_card(recordings_home / "heads" / name).settings.epochs == 2
+        assert load_card(recordings_home / "heads" / name).settings.epochs == 2
     assert_shown(second, "resuming: 3 of 3 done")
 
 

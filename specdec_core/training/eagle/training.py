@@ -19,7 +19,7 @@ from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingS
 from specdec_core.training.eagle.start import start_head
 from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
 from specdec_core.training.recorded.features import TextBatch
-from specdec_core.training.recorded.finished import CARD, TrainingCard
+from specdec_core.training.recorded.finished import TrainingCard
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 
@@ -78,7 +78,7 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         card = EagleTrainingCard(**self.card_values, head=self.model.settings)
         with atomic_folder(folder) as new:
             save_head(self.model, new, facts)
-            (new / CARD).write_text(card.model_dump_json(indent=1))
+            card.save(new)
 
     def _unrolled(self, batch: TextBatch, share: float = 1.0) -> list[UnrolledStep]:
         typed = replace(batch, features=batch.features.to(self.type))

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
@@ -23,9 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import atomic_path, write_atomically
+from specdec_core.base.files import atomic_path
 from specdec_core.base.observer import Observer
-from specdec_core.config import Document, parse_json
+from specdec_core.config import Stored
 from specdec_core.models.features import LayerInputs, decoder_layers
 from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
@@ -35,15 +35,17 @@ from specdec_core.training.recorded.loss import rounded
 
 SHARD = 256  # answers
 TABLES = "target.safetensors"
-_CARD = "features.json"
 _TEXTS = 8  # a forward
 _CHUNK = 256  # rows of the target's output layer
 _TYPE = torch.bfloat16
 
 
-class FeaturesCard(Document):
+class FeaturesCard(Stored):
     """What the shards in a folder hold: inputs of the target's `layers`, of its answers in
     `recordings`."""
+
+    FILE: ClassVar[str] = "features.json"
+    WHAT: ClassVar[str] = "features"
 
     recordings: tuple[str, ...]
     target: str
@@ -162,11 +164,11 @@ def record_features(
         config=target.config.get_text_config(decoder=True).to_dict(),
         identity=answers.identity,
     )
-    if not (folder / _CARD).exists():
+    if not (folder / FeaturesCard.FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(folder / TABLES) as path:
             save_file(_tables(target), path)
-        write_atomically(folder / _CARD, card.model_dump_json(indent=1))
+        card.save(folder)
     missing, shards = answers.missing(folder), -(-len(answers.texts) // SHARD)
     observer.stage("recording features", shards, done=shards - len(missing))
     reader = _Reader(target, layers)
@@ -182,21 +184,13 @@ def record_features(
 def check_folder(folder: Path, answers: RecordedAnswers, layers: Sequence[int]) -> None:
     """Raises :class:`UserError` where `folder` holds the features of other answers, or the inputs
     of other layers than `layers`."""
-    if not (folder / _CARD).exists():
+    if not (folder / FeaturesCard.FILE).exists():
         return
-    found = read_features_card(folder)
+    found = FeaturesCard.load(folder)
     if found.layers != tuple(layers) or found.identity != answers.identity:
         raise UserError(
             f"{folder}: holds the features of other answers or layers; name another --out"
         )
-
-
-def read_features_card(folder: Path) -> FeaturesCard:
-    """What is in a folder of features. Raises :class:`UserError` where there is none."""
-    path = folder / _CARD
-    if not path.exists():
-        raise UserError(f"{path}: no such file")
-    return parse_json(FeaturesCard, path.read_text(), str(path))
 
 
 def read_tables(folder: Path) -> dict[str, Tensor]:
@@ -344,7 +338,7 @@ class RecordedTexts:
     """Texts with their features, read from disk batch by batch."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.card = folder, read_features_card(folder)
+        self.folder, self.card = folder, FeaturesCard.load(folder)
         self.files: dict[int, Any] = {}
         self.texts: list[Text] = []
         for path in sorted(folder.glob("[0-9]*.safetensors")):

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import SerializeAsAny
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Document, load_yaml, parse
+from specdec_core.config import Stored
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 
-CARD = "training.json"
 
-
-class TrainingCard(Document):
+class TrainingCard(Stored):
     """How a model was trained, on what, and how good it is.
 
     `best` is the evaluation of `curve` with the weights that were kept. A subclass names the types
     of settings and evaluations.
     """
+
+    FILE: ClassVar[str] = "training.json"
+    WHAT: ClassVar[str] = "trained model"
 
     training: str  # the same digest gives the same model
     fingerprint: str  # the target's
@@ -44,16 +45,10 @@ def training_digest(texts: RecordedTexts, settings: TrainingSettings) -> str:
     return hashlib.sha256(f"{settings.model_dump_json()} {read}".encode()).hexdigest()
 
 
-def load_card(folder: Path, kind: type[C]) -> C:
-    """The card of a trained model. Raises :class:`UserError` where there is none."""
-    path = folder / CARD
-    return parse(kind, load_yaml(path), str(path))
-
-
 def finished_in(folder: Path, digest: str, kind: type[C]) -> C | None:
     """The card of the model in the folder, if it is of this very training."""
     try:
-        card = load_card(folder, kind)
+        card = kind.load(folder)
     except UserError:
         return None
     return card if card.training == digest else None

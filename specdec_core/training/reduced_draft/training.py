@@ -13,7 +13,7 @@ from specdec_core.base.files import atomic_folder
 from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 from specdec_core.training.recorded.features import TextBatch
-from specdec_core.training.recorded.finished import CARD, TrainingCard
+from specdec_core.training.recorded.finished import TrainingCard
 from specdec_core.training.recorded.loss import cross_entropy, parts, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
@@ -92,4 +92,4 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
         card = DraftTrainingCard(**self.card_values)
         with atomic_folder(folder) as new:
             save_reduced(draft, projection, reduced, new)
-            (new / CARD).write_text(card.model_dump_json(indent=1))
+            card.save(new)

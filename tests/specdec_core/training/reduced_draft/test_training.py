@@ -11,7 +11,6 @@ from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import load_pair
 from specdec_core.training.recorded.features import read_tables
-from specdec_core.training.recorded.finished import CARD, load_card
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import copied_draft
 from specdec_core.training.reduced_draft.training import DraftTraining, DraftTrainingCard
@@ -56,7 +55,7 @@ def test_a_draft_learns_what_its_target_will_write(
     assert training.curve[-1].loss < training.curve[0].loss
 
     training.save(tmp_path / "draft")
-    card = load_card(tmp_path / "draft", DraftTrainingCard)
+    card = DraftTrainingCard.load(tmp_path / "draft")
     assert card.best == best
     drafts = {"d": str(tmp_path / "draft")}
     pair = load_pair(tiny_pair.spec.model_copy(update={"drafts": drafts}))
@@ -66,11 +65,11 @@ def test_a_draft_learns_what_its_target_will_write(
 
 
 def test_the_card_of_a_training_that_diverged_is_read_again(tmp_path):
-    card = load_card(bundled_path("smollm2-draft"), DraftTrainingCard)
+    card = DraftTrainingCard.load(bundled_path("smollm2-draft"))
     last = card.curve[-1].model_copy(update={"loss": math.nan})
     diverged = card.model_copy(update={"curve": (*card.curve[:-1], last)})
-    (tmp_path / CARD).write_text(diverged.model_dump_json(indent=1))
-    losses = [evaluation.loss for evaluation in load_card(tmp_path, DraftTrainingCard).curve]
+    diverged.save(tmp_path)
+    losses = [evaluation.loss for evaluation in DraftTrainingCard.load(tmp_path).curve]
     assert losses[:-1] == [evaluation.loss for evaluation in card.curve[:-1]]
     assert math.isnan(losses[-1])
 
