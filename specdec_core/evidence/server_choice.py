@@ -100,7 +100,7 @@ def express(server: Server, models: Models, configurations: Iterable[Configurati
     modes: dict[str, Mode] = {}
     left_out, missing = [], dict[str, None]()
     for each in distinct.values():
-        mode, reason = server.find_mode(each, models, names[each.id], measured=True)
+        mode, reason = server.find_mode(each, models, names[each.id])
         if mode is None:
             left_out.append(each)
             continue

@@ -26,9 +26,9 @@ from specdec_core.tokens.token_tree import TokenTree
 UNKNOWN = -1  # a token that the target would have chosen; equals no token
 
 
-def check_chains(configuration: Configuration, program: str, measured: bool = False) -> None:
-    """Raises :class:`UserError` for a configuration that `program` cannot verify the candidates of,
-    or has no `measured` cost for."""
+def check_chains(configuration: Configuration, program: str) -> None:
+    """Raises :class:`UserError` for a configuration that `program` cannot verify the candidates
+    of."""
     drafter, label = configuration.drafter, configuration.label
     if not configuration.lossless:
         raise UserError(f"{label} is lossy: {program} verifies every token")
@@ -42,11 +42,6 @@ def check_chains(configuration: Configuration, program: str, measured: bool = Fa
         raise UserError(f"{label} drafts trees, {program} verifies chains alone")
     if not all(policy.decodes for _, policy in configuration.policies):
         raise UserError(f"{label} knows the target's next tokens; it can only be replayed")
-    if configuration.unpriced and not measured:
-        raise UserError(
-            f"{label}: policy.target_cost: profile: {program} has no profile; give a number, as"
-            " `specdec export --plugin` does"
-        )
 
 
 def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:

@@ -183,12 +183,9 @@ class Server(ABC):
 
     # Stage plug_in
 
-    def check_plug_in(
-        self, configuration: Configuration, drafts: Sequence[str], measured: bool = False
-    ) -> None:
+    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
         """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts`
-        are the models of the drafts that it runs. The costs that it asks for may be `measured`
-        before the plug-in gets it."""
+        are the models of the drafts that it runs."""
         raise NotImplementedError
 
     def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
@@ -260,19 +257,21 @@ class Server(ABC):
 
     def mode_of(self, configuration: Configuration, models: Models) -> Mode:
         """The mode for a configuration (:meth:`find_mode`). Raises :class:`UserError` where it has
-        none, and where what it needs is not installed."""
+        none, where what it needs is not installed, and where its plug-in would lack a cost."""
         name = f"{self.title}, {configuration.label}"
         mode, reason = self.find_mode(configuration, models, name)
         if mode is None:
             raise UserError(reason)
+        if mode.plug_in is not None and not self.measures:
+            check_priced(mode.plug_in, self.title)
         return mode
 
     def find_mode(
-        self, configuration: Configuration, models: Models, name: str, measured: bool = False
+        self, configuration: Configuration, models: Models, name: str
     ) -> tuple[Mode | None, str | None]:
         """The mode for a configuration, which is called `name`: with its counterpart, else with
-        the plug-in (`measured` is as of :meth:`check_plug_in`). Also why it is not with the
-        counterpart, where that needs what is not installed, or why there is no mode."""
+        the plug-in. Also why it is not with the counterpart, where that needs what is not
+        installed, or why there is no mode."""
         if (reason := self.missing({})) is not None:
             return None, f"{self.title}: {reason}"
         counterpart = self.counterpart(configuration.drafter, models)
@@ -285,7 +284,7 @@ class Server(ABC):
             return None, lacks if reason is None else f"{self.title}: {reason}"
         drafts = configuration.drafts_of(models.drafts).values()
         try:
-            self.check_plug_in(configuration, [draft.place for draft in drafts], measured)
+            self.check_plug_in(configuration, [draft.place for draft in drafts])
         except UserError as error:
             return None, str(error)
         return self.plug_in_mode(configuration, f"{name}, by plug-in"), reason
@@ -318,6 +317,15 @@ class Server(ABC):
                 draft = configuration.draft_of(models.drafts)
                 modes.append(Mode(name, counterpart.settings, draft, configuration))
         return modes
+
+
+def check_priced(configuration: Configuration, program: str) -> None:
+    """Raises :class:`UserError` for a configuration that asks `program` for a cost."""
+    if configuration.unpriced:
+        raise UserError(
+            f"{configuration.label}: policy.target_cost: profile: {program} has no profile; give a"
+            " number, as `specdec export --plugin` does"
+        )
 
 
 PLUG_IN_FILE = "specdec.yaml"

@@ -111,7 +111,7 @@ class BenchPlan(Value):
             return []
         chosen = self._checked(plan.resolve(source).configurations or (), source)
         for configuration in chosen:
-            check_chains(configuration, f"{source}: a plug-in", measured=True)
+            check_chains(configuration, f"{source}: a plug-in")
         return chosen
 
     def weights(self, pair: Pair) -> dict[str, str]:

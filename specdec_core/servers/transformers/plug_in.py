@@ -59,7 +59,7 @@ def speculative(
     """
     if not isinstance(chosen, PairConfiguration):
         chosen = PairConfiguration.load(chosen)
-    check_chains(chosen.configuration, PROGRAM, measured=True)
+    check_chains(chosen.configuration, PROGRAM)
     device = {"device": str(model.device), "target_dtype": "float32"}
     spec = PairSpec(
         target=model.name_or_path or "target",
@@ -72,7 +72,7 @@ def speculative(
 
 def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
     """:func:`speculative` for models that are loaded."""
-    check_chains(configuration, PROGRAM, measured=True)
+    check_chains(configuration, PROGRAM)
     return partial(_generate, DraftCandidates(pair, configuration), Lock())
 
 

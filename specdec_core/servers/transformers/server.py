@@ -115,12 +115,10 @@ class Transformers(Server):
             ]
         return WrittenFiles({FILE: json.dumps(settings, indent=1) + "\n"}, "\n".join(lines))
 
-    def check_plug_in(
-        self, configuration: Configuration, drafts: Sequence[str], measured: bool = True
-    ) -> None:
+    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
         from specdec_core.servers.plug_in_drafter import check_chains
 
-        check_chains(configuration, self.title, measured=True)
+        check_chains(configuration, self.title)
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings

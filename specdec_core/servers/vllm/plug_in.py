@@ -26,16 +26,17 @@ from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.servers.plug_in_drafter import PlugInDrafter, check_chains, opened
+from specdec_core.servers.server import check_priced
 from specdec_core.servers.vllm import repairs
 from specdec_core.servers.vllm.settings import VARIABLE
 
 PROGRAM = "vLLM"
 
 
-def check(configuration: Configuration, drafts: Sequence[str], measured: bool = False) -> None:
+def check(configuration: Configuration, drafts: Sequence[str]) -> None:
     """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts` are
-    the models of the drafts that it runs, and `measured` is as of :func:`check_chains`."""
-    check_chains(configuration, PROGRAM, measured)
+    the models of the drafts that it runs."""
+    check_chains(configuration, PROGRAM)
     if configuration.drafter is not None and configuration.drafter.reads_rejected:
         raise UserError(
             f"{configuration.label} learns from the target's tokens after rejected candidates,"
@@ -64,6 +65,7 @@ class Proposer:
         configuration = chosen.configuration
         drafts = configuration.drafts_of(chosen.pair.drafts)
         check(configuration, list(drafts.values()))
+        check_priced(configuration, PROGRAM)
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         device = str(vllm_config.device_config.device)
         self.most, self.max_length = speculative.num_speculative_tokens, model.max_model_len

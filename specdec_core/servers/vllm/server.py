@@ -84,12 +84,10 @@ class Vllm(Server):
         text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
         return WrittenFiles({FILE: text}, commands(models.target, with_file=True))
 
-    def check_plug_in(
-        self, configuration: Configuration, drafts: Sequence[str], measured: bool = False
-    ) -> None:
+    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
         from specdec_core.servers.vllm import plug_in
 
-        plug_in.check(configuration, drafts, measured)
+        plug_in.check(configuration, drafts)
 
     def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
         assert configuration.drafter is not None  # it is checked

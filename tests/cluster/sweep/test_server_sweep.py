@@ -197,8 +197,8 @@ class PlugInServer(OwnServer):
 
     stages = OwnServer.stages | {"plug_in"}
 
-    def check_plug_in(self, configuration, drafts, measured=False):
-        check_chains(configuration, self.title, measured)
+    def check_plug_in(self, configuration, drafts):
+        check_chains(configuration, self.title)
 
     def plug_in_settings(self, configuration):
         return configuration.drafter.model_dump(mode="json")
