@@ -1,12 +1,12 @@
 """The bundled models: a target with two drafts distilled from it, and an EAGLE head and a draft for
 a target that `python -m jobs.fetch` installs. Their weights are stored compressed."""
 
-import hashlib
 import lzma
 import shutil
 from functools import cache
 from pathlib import Path
 
+from specdec_core.base.digests import files_digest
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder, present_path
@@ -32,7 +32,7 @@ def bundled_path(name: str) -> Path:
     if name not in known:
         raise UserError(f"unknown bundled model {name!r}; known: {', '.join(known)}")
     files = sorted((STORED / name).iterdir())
-    folder = kept_folder("models") / f"{name}-{_digest(files)}"
+    folder = kept_folder("models") / f"{name}-{files_digest(files)}"
 
     def unpack() -> None:
         with atomic_folder(folder) as new:
@@ -48,14 +48,6 @@ def bundled_path(name: str) -> Path:
             f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder"
             " that can be"
         ) from None
-
-
-def _digest(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _unpack(file: Path, folder: Path) -> None:

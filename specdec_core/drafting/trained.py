@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from specdec_core.base.digests import files_digest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.heads.storage import CARD, WEIGHTS, resolve_head
 from specdec_core.drafting.states import find_state
-from specdec_core.models.digests import files_digest
 from specdec_core.models.fingerprints import fingerprints
 
 HEAD_FILES: tuple[str, ...] = (CARD, WEIGHTS)

@@ -7,7 +7,6 @@ another program it is measured in each process.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from specdec_core.base.environment import machine
 from specdec_core.base.files import made_once, write_atomically
+from specdec_core.base.names import digest_name
 from specdec_core.base.workspace import kept_folder
 from specdec_core.config import CANDIDATES
 from specdec_core.engine.draft_runners import DraftRunners
@@ -77,7 +77,7 @@ class ForwardCosts:
         runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
         placed = pair.placement and pair.placement.model_dump(mode="json")
         facts = json.dumps([_FORMAT, weights, runner, placed, machine()], sort_keys=True)
-        kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+        kept = kept_folder("costs") / f"{digest_name(facts)}.json"
         try:
             made_once(kept, lambda: write_atomically(kept, json.dumps(self._measured(name))))
             return MeasuredForward(*json.loads(kept.read_text()))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
+from specdec_core.base.digests import files_digest
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import digest_name
 from specdec_core.config import PairSpec
-from specdec_core.models.digests import files_digest
 from specdec_core.models.location import located
 from specdec_core.models.reading import os_reason, read_config
 
@@ -40,7 +40,7 @@ def served_fingerprints(spec: PairSpec, served: str) -> dict[str, str]:
     try:
         target = fingerprint(spec.target)
     except UserError:
-        target = hashlib.sha256(served.encode()).hexdigest()[:16]
+        target = digest_name(served)
     return {TARGET: target, **drafts}
 
 

@@ -11,10 +11,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from specdec_core.base.digests import files_digest
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models.digests import files_digest
 from specdec_core.models.reading import read_model, reading
 
 log = logging.getLogger(__name__)

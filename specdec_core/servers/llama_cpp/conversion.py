@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, made_once
+from specdec_core.base.names import digest_name
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.fingerprints import fingerprint, model_folder
 from specdec_core.models.location import gguf_file
@@ -34,7 +34,7 @@ def gguf_of(model: str, dtype: str, script: Path, target: str | None = None) -> 
         return given.resolve()
     folder = model_folder(model)
     read = [folder] if target is None else [folder, model_folder(target)]
-    key = hashlib.sha256(" ".join(map(fingerprint, map(str, read))).encode()).hexdigest()[:16]
+    key = digest_name(" ".join(map(fingerprint, map(str, read))))
     kept = kept_folder("gguf") / f"{folder.name}-{key}-{dtype}.gguf"
     return made_once(kept, lambda: _convert(model, read, TYPES[dtype], script, kept))
 

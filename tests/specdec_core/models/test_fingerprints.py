@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec_core.base import digests as module
 from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
-from specdec_core.models import digests as module
 from specdec_core.models.fingerprints import fingerprint
 
 WEIGHTS = "model.safetensors"

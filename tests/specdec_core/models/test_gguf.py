@@ -9,9 +9,9 @@ import gguf
 import pytest
 import torch
 
+from specdec_core.base import digests
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
-from specdec_core.models import digests
 from specdec_core.models.gguf_files import unpacked
 from specdec_core.models.location import located
 from specdec_core.models.pair import check_pair, load_pair
