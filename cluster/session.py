@@ -29,7 +29,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.autoscaling import gpu_comes
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.workspace import present_path
 from specdec_core.config import PairSpec
 
@@ -179,7 +179,7 @@ def _probe(address: str) -> None:
             asked = gcs_service_pb2.CheckAliveRequest()
             NodeInfoGcsServiceStub(channel).CheckAlive(asked, timeout=ANSWERING)
     except OSError as error:  # a name that does not resolve, too
-        raise ConnectionError(f"{where}{(error.strerror or str(error)).lower()}") from None
+        raise ConnectionError(f"{where}{os_reason(error)}") from None
     except grpc.RpcError as error:
         code = error.code().name.lower().replace("_", " ")
         raise ConnectionError(

@@ -22,7 +22,7 @@ from jobs.console import console, on_stop, print_configuration, run, wait_for_st
 from jobs.deploy import certify_command, follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
 from jobs.traffic import read_command, watched
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.config import Configuration, PairConfiguration, Placement, Value, parse
 
 if TYPE_CHECKING:
@@ -176,8 +176,9 @@ def _sampling(given: Arguments) -> PromptSampling | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"--sample-prompts {folder}: not a folder for prompts: {reason}") from None
+        raise UserError(
+            f"--sample-prompts {folder}: not a folder for prompts: {os_reason(error)}"
+        ) from None
     return PromptSampling(folder, given.sample_share, int(given.sample_limit))
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 
 if TYPE_CHECKING:
     from cluster.serving.control import RunningServer
@@ -81,5 +81,5 @@ def _started(
             start_new_session=True,
         )
     except OSError as error:
-        warn(f"--on-drift: {error.strerror or error}")
+        warn(f"--on-drift: {os_reason(error)}")
         return None

@@ -22,7 +22,7 @@ from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
 from cluster.session import alive_nodes, check_alive, ray_session, room, user_error
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
@@ -126,8 +126,7 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot listen on {host}:{port}: {reason.lower()}") from None
+        raise UserError(f"cannot listen on {host}:{port}: {os_reason(error)}") from None
 
 
 def deployment_of(

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 
 
 class Tls(NamedTuple):
@@ -50,8 +50,7 @@ def _read(file: Path, name: str) -> str:
     try:
         return file.read_text(errors="replace")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{name}: cannot be read: {reason}") from None
+        raise UserError(f"{name}: cannot be read: {os_reason(error)}") from None
 
 
 def own_certificate(file: Path) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from specdec_core.base.digests import files_digest
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import atomic_folder, made_once
 from specdec_core.base.workspace import kept_folder, present_path
 
@@ -45,7 +45,7 @@ def bundled_path(name: str) -> Path:
         if isinstance(error, UserError):  # no room
             raise
         raise UserError(
-            f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder"
+            f"{folder}: cannot be written ({os_reason(error)}); set XDG_CACHE_HOME to a folder"
             " that can be"
         ) from None
 

@@ -9,3 +9,10 @@ class UserError(ValueError):
 
     def __init__(self, *text: object) -> None:
         super().__init__(*(without_passwords(str(part)) for part in text))
+
+
+def os_reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read or written, as the system says it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return (error.strerror or str(error)).lower()

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import write_atomically
 
 _PLACES = ".specdec-places"
@@ -28,8 +28,9 @@ def workspace() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot use {folder} as the workspace (SPECDEC_HOME): {reason}") from None
+        raise UserError(
+            f"cannot use {folder} as the workspace (SPECDEC_HOME): {os_reason(error)}"
+        ) from None
     return folder.resolve()
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import write_atomically
 from specdec_core.config.expected import expected, written
 
@@ -132,7 +132,7 @@ def load_yaml(path: str | Path) -> Any:
     except IsADirectoryError:
         raise UserError(f"{path}: a folder, expected a YAML file") from None
     except OSError as error:
-        raise UserError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        raise UserError(f"{path}: {os_reason(error)}") from None
     except (yaml.YAMLError, ValueError) as error:  # PyYAML's own of a date that does not exist
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path, workspace
 from specdec_core.config import parse_json
@@ -54,4 +54,4 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         return parse_json(dict[str, Any], path.read_bytes(), f"{path}: not a saved state")
     except OSError as error:
-        raise UserError(f"{path}: no saved state can be read: {error.strerror}") from None
+        raise UserError(f"{path}: no saved state can be read: {os_reason(error)}") from None

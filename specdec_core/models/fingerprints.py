@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from specdec_core.base.digests import files_digest
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.names import digest_name
 from specdec_core.config import PairSpec
 from specdec_core.models.location import located
-from specdec_core.models.reading import os_reason, read_config
+from specdec_core.models.reading import read_config
 
 # In the order in which transformers looks for them.
 _WEIGHTS = (

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 
 CONFIG = "config.json"  # of a model's folder
 ONE_AT_A_TIME = RLock()  # transformers changes its classes, for all threads, while it makes a model
@@ -112,11 +112,6 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(f"{name}: {CONFIG} is not a JSON object")
     return config
-
-
-def os_reason(error: OSError) -> str:
-    """What the system says of a file that cannot be read."""
-    return (error.strerror or str(error)).lower()
 
 
 def read_model(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.prompts.prompt import Message, Prompt
 
 log = logging.getLogger(__name__)
@@ -153,8 +153,9 @@ def _chosen(choice: str, tokenizer: Any, source: str) -> str | None:
             " Jinja template"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise UserError(f"{choice}: cannot be read as a chat template: {reason}") from None
+        raise UserError(
+            f"{choice}: cannot be read as a chat template: {os_reason(error)}"
+        ) from None
 
 
 def _check_plain(prompts: Sequence[Prompt], source: str, choice: str) -> None:

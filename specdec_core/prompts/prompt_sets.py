@@ -12,7 +12,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.prompts.chat import AUTO, read_messages, rendered
 from specdec_core.prompts.prompt import Prompt, PromptSet, digest
 
@@ -274,11 +274,8 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
                     raise UserError(f"{where}: cannot be read as JSON: {what}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{path}: cannot be read, {reason}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read, {os_reason(error)}") from None
 
 
 def _download(dataset: str) -> Path:

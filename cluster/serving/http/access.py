@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cluster.serving.http.errors import answer
 from cluster.serving.http.limits import Account, Allowance, RequestLimits
 from cluster.serving.protocol.errors import ApiError
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 
 PAGES = "/playground"  # files of the page at `/`, which itself asks with its user's key
 # They ask for the server's token instead of a key.
@@ -63,8 +63,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `specdec serve keys` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise UserError(f"{path}: cannot be read as a file of keys: {reason}") from None
+        raise UserError(f"{path}: cannot be read as a file of keys: {os_reason(error)}") from None
     hashes = []
     for number, line in enumerate(lines, 1):
         if not (line := line.strip()) or line.startswith("#"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.base.workspace import present_path, workspace
 from specdec_core.config import Sampling, parse_json
@@ -107,7 +107,7 @@ def load_head(
             raise UserError(f"{file}: not the weights that {CARD} describes; train the head again")
         head.load_state_dict(load(content))
     except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{file}: cannot be read: {os_reason(error)}") from None
     except (SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise UserError(f"{file}: not this head's weights: {reason}") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path
 from specdec_core.config import MOST_TOKENS, MaxTokens, PricedSettings, TargetCost, parse_json
@@ -96,7 +96,7 @@ class QTable(BaseModel, extra="forbid"):
         try:
             return parse_json(cls, Path(path).read_bytes(), f"{path}: not a Q-table")
         except OSError as error:
-            raise UserError(f"{path}: no Q-table can be read: {error.strerror}") from None
+            raise UserError(f"{path}: no Q-table can be read: {os_reason(error)}") from None
 
     def save(self, path: str | Path) -> Path:
         """Write the table as JSON, whole or not at all."""

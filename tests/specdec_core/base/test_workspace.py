@@ -38,7 +38,7 @@ def test_the_workspace_is_specdec_home_or_the_current_folder(tmp_path, monkeypat
 def test_specdec_home_that_is_a_file_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"SPECDEC_HOME.*File exists"):
+    with pytest.raises(UserError, match=r"SPECDEC_HOME.*file exists"):
         workspace()
 
 

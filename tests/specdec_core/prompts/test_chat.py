@@ -80,7 +80,7 @@ def test_without_a_template_a_chat_is_continued_with_one_warning(tmp_path, caplo
         (False, "auto", GUIDED, r"prompt set/0: 2 messages take a chat template, and the tok"),
         (True, "none", GUIDED, r"prompt set/0: 2 messages take a chat template, and none was"),
         (True, "no.jinja", PLAIN, r"no\.jinja: no such file; a chat template is auto, always,"),
-        (True, "/", PLAIN, r"/: cannot be read as a chat template: Is a directory"),
+        (True, "/", PLAIN, r"/: cannot be read as a chat template: is a directory"),
     ],
 )
 def test_what_cannot_be_rendered_is_refused_in_a_line(able, choice, record, message, tmp_path):

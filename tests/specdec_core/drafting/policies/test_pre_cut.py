@@ -223,7 +223,7 @@ GOOD = QTable.initial(PreCutSettings(max_tokens=3, bins=4, target_cost=5)).model
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "No such file"),
+        (None, "no such file"),
         ("{", "not a Q-table"),
         ('{"max_tokens": 2}', "bins: Field required"),
         (json.dumps({**GOOD, "go": [0.0]}), "go must be 12 finite numbers"),
