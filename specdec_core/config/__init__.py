@@ -35,7 +35,7 @@ from specdec_core.config.drafters import (
 )
 from specdec_core.config.kinds import add_drafter, add_policy, run_time
 from specdec_core.config.labels import distinct_labels
-from specdec_core.config.pair import DType, PairSpec, RunnerSettings
+from specdec_core.config.pair import DType, PairSpec, RunnerSettings, draft_named
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
     CANDIDATES,
@@ -96,6 +96,7 @@ __all__ = [
     "costless",
     "describe",
     "distinct_labels",
+    "draft_named",
     "identity",
     "load_yaml",
     "overridden",

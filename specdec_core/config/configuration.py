@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import model_validator
 
-from specdec_core.base.errors import UserError
 from specdec_core.config.base import Value, identity
 from specdec_core.config.drafters import AnyDrafter, DrafterSettings
+from specdec_core.config.pair import draft_named
 from specdec_core.config.policies import PROFILE, Costs, PolicySettings, PricedSettings
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling
@@ -149,14 +149,8 @@ class Configuration(Value):
     def check_drafts(self, names: Collection[str], where: str) -> None:
         """Raises :class:`UserError`, naming `where`, for a draft model that it needs and a pair
         with the drafts `names` lacks."""
-        if (draft := self.foreign_draft(names)) is not None:
-            known = ", ".join(names) or "none"
-            raise UserError(f"{where}: the pair has no draft {draft!r} (it has: {known})")
-        if self.drafts and not names:
-            raise UserError(
-                f"{where}: it needs a draft model, and the pair has none: give one under"
-                " pair.drafts"
-            )
+        for draft in self.drafts:
+            draft_named(names, draft, where)
 
     @property
     def candidates(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from specdec_core.base.errors import UserError
 from specdec_core.config.base import Value
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -61,3 +63,17 @@ class PairSpec(Value):
         # Without `bundled:` or `package:`: MLflow registers no model with a colon in its name.
         names = [Path(model).name.rpartition(":")[2] for model in models]
         return "-".join([*(["bundled"] if self.target.startswith("bundled:") else []), *names])
+
+
+def draft_named(drafts: Collection[str], name: str | None, where: str) -> str:
+    """The draft of a pair that is called `name`; the first one for None. Raises :class:`UserError`,
+    naming `where`, for a draft that is not among the pair's `drafts`."""
+    name = next(iter(drafts), None) if name is None else name
+    if name is None:
+        raise UserError(
+            f"{where}: it needs a draft model, and the pair has none: give one under pair.drafts"
+        )
+    if name not in drafts:
+        known = ", ".join(drafts) or "none"
+        raise UserError(f"{where}: the pair has no draft {name!r} (it has: {known})")
+    return name

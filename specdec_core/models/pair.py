@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, Placement, RunnerSettings
+from specdec_core.config import PairSpec, Placement, RunnerSettings, draft_named
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.loading import (
@@ -78,16 +78,9 @@ class Pair:
     def draft_name(self, name: str | None) -> str:
         """The name of a draft of the pair; of its first one for None. Raises :class:`UserError`
         where there is no such draft."""
-        if name is None:
-            if not self.drafts:
-                raise UserError("the configuration needs a draft model, but the pair has none")
-            return next(iter(self.drafts))
         if name in self.spec.drafts and name not in self.drafts:
             raise UserError(f"draft {name}: {APART}")
-        if name not in self.drafts:
-            known = ", ".join(self.drafts) or "none"
-            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
-        return name
+        return draft_named(self.drafts, name, "drafter.draft")
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from specdec_core.config import (
     PairConfiguration,
     PairSpec,
     RunnerSettings,
+    draft_named,
 )
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -54,12 +55,7 @@ class Models:
     def draft(self, name: str | None) -> DraftFile:
         """The draft of this name, or the first one. Raises :class:`UserError` where there is no
         such draft."""
-        if name is None:
-            name = next(iter(self.drafts), "")
-        if name not in self.drafts:
-            known = ", ".join(self.drafts) or "none"
-            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
-        return self.drafts[name]
+        return self.drafts[draft_named(self.drafts, name, "drafter.draft")]
 
 
 @dataclass(frozen=True)
