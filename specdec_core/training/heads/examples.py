@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
-from specdec_core.drafting.heads.modules import HeadKind
+from specdec_core.drafting.heads.modules import HeadKind, join_features
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,10 +170,8 @@ def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
     if kind == "t2":
         # T2's label is the result of a verification (§3.3), drawn here where it is not recorded.
         labels = (np.random.default_rng(0).random(len(labels)) < labels).astype(np.float32)
-    parts = [trace.top_probs[rows], trace.entropy[rows, None]]
-    if kind == "joint":
-        parts.insert(0, trace.hidden[rows])
-    features = trace.hidden[rows] if kind == "t1" else np.concatenate(parts, axis=1)
+    read = trace.hidden[rows], trace.top_probs[rows], trace.entropy[rows]
+    features = join_features(kind, *map(torch.from_numpy, read)).numpy()
     return trace.prompt[rows], features, labels
 
 
