@@ -59,7 +59,6 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import Timing
 from specdec_core.tokens.statistics import Generation
-from specdec_core.training.heads.examples import recording_digest
 
 
 @dataclass
@@ -243,7 +242,7 @@ def study_inputs(
         observer.warned("nothing is recorded: the pair has no draft model")
         asked = {}
     for name, sets in _record(plan, asked, home, observer).items():
-        digests = [(key, recording_digest(recording)) for key, recording in sets.items()]
+        digests = [(key, recording.digest) for key, recording in sets.items()]
         inputs[name] = Input(str(digests), partial(dict, sets))
     return inputs
 

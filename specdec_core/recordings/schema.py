@@ -19,6 +19,7 @@ every position. Where the sequence has more tokens than a draft has positions, Y
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -189,6 +190,12 @@ class Recording:
             raise UserError(f"{folder}: no recording in it ({HEADER} is missing)") from None
         return cls(folder, header)
 
+    @property
+    def digest(self) -> str:
+        """Names what it holds, wherever it is."""
+        content = f"{self.header.model_dump_json()} {shards(self.folder)}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
     def check(self, fingerprints: Mapping[str, str]) -> None:
         """Raises :class:`UserError` when the recording is not of the models with these
         fingerprints. Drafts that were not recorded are left out."""
@@ -199,10 +206,6 @@ class Recording:
                     f"{self.folder}: recorded from other weights of {name} "
                     f"({recorded[:8]}, now {current[:8]}); record it again"
                 )
-
-    @property
-    def shards(self) -> list[int]:
-        return shards(self.folder)
 
     def draft_name(self, draft: str | None = None) -> str:
         """A recorded draft; the first one unless named. Raises :class:`UserError`."""
@@ -218,9 +221,9 @@ class Recording:
     def table(self, part: str, columns: list[str] | None = None) -> pa.Table:
         """A part of all shards: `prompts`, `drafts/<draft>` or `examples/<draft>`. Raises
         :class:`UserError` for files that are missing or broken."""
-        if not self.shards:
+        files = [shard_file(self.folder, part, number) for number in shards(self.folder)]
+        if not files:
             raise UserError(f"{self.folder}: nothing was recorded in it yet")
-        files = [shard_file(self.folder, part, number) for number in self.shards]
         return pa.concat_tables([read_table(file, columns) for file in files])
 
     def examples(self, draft: str | None = None) -> pa.Table:

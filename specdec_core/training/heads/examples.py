@@ -140,14 +140,8 @@ def _joined(
         top_k=header.top_k,
         pair={"target": header.fingerprints["target"], "draft": header.fingerprints[draft]},
         sampling=header.sampling,
-        recordings=tuple(recording_digest(each) for each in recordings),
+        recordings=tuple(each.digest for each in recordings),
     )
-
-
-def recording_digest(recording: Recording) -> str:
-    """Names what a recording holds."""
-    content = f"{recording.header.model_dump_json()} {recording.shards}"
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _mixed(table: pa.Table) -> Rows:

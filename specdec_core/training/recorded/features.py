@@ -30,7 +30,7 @@ from specdec_core.models.features import LayerInputs, decoder_layers
 from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import Recording
-from specdec_core.training.heads.examples import held_out_prompts, recording_digest, same_models
+from specdec_core.training.heads.examples import held_out_prompts, same_models
 from specdec_core.training.recorded.loss import rounded
 
 SHARD = 256  # answers
@@ -99,7 +99,7 @@ class RecordedAnswers:
     @property
     def identity(self) -> str:
         """The same for the same answers, wherever the recordings are."""
-        content = f"{[recording_digest(each) for each in self.recordings]} {self.longest}"
+        content = f"{[each.digest for each in self.recordings]} {self.longest}"
         return hashlib.sha256(content.encode()).hexdigest()
 
     @cached_property
