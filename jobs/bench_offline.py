@@ -54,7 +54,10 @@ def main(
         if set(peers or ()) - {bench.NO_PEERS}:
             raise UserError("--cluster has the devices of this engine's models, not of --peers")
         placement, peers = Placement.load(cluster), [bench.NO_PEERS]
-    asked_for = bench.plan_options(locals(), servers=False, temperatures=temperature or None)
+    devices = placement and placement.model_dump(mode="json")
+    asked_for = bench.plan_options(
+        locals(), servers=False, temperatures=temperature or None, cluster=devices
+    )
     # torch and transformers take seconds to import.
     from dashboards.progress import RaceProgress
     from dashboards.reports.bench import report
@@ -63,10 +66,9 @@ def main(
 
     plan = BenchPlan.load(rows or ROWS, **overridden(QUICK if quick else {}, asked_for))
     folder = options.result_folder("bench", name, plan.pair.name)
-    devices = options.given(devices=placement and placement.model_dump(mode="json"))
     with (
         bench.loaded(plan, plan.prompts.limit, placement) as (pair, asked),
-        bench.measuring(plan, folder, pair, asked, name, Take, fresh, **devices) as under_way,
+        bench.measuring(plan, folder, pair, asked, name, Take, fresh) as under_way,
     ):
         pair, modes = under_way.pair, under_way.our_modes
         with (

@@ -108,6 +108,15 @@ def test_a_split_target_writes_what_the_whole_one_does(bench, home, ray_running)
     assert outputs[0] == outputs[1]
 
 
+def test_rows_may_draft_on_a_device_of_their_own_where_one_is_given(bench, home, ray_running):
+    (home / "rows.yaml").write_text("rows: [{drafter: {kind: pearl}}]")
+    short = ("--max-new-tokens", 4, "--repeats", 1)
+    assert_refused(bench(*short), "say which, with --cluster")
+    printed(bench(*short, "--cluster", ROOT / "cluster" / "local-2.yaml"))
+    rows = BenchResult.load(home / "bench" / "mine").rows
+    assert any("PEARL" in row.name for row in rows)
+
+
 @pytest.mark.parametrize(
     ("main", "load"),
     [(bench_offline.main, ()), (bench_serve.main, ("--clients", 1, "--requests", 2))],

@@ -20,6 +20,7 @@ from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
     PairSpec,
+    Placement,
     Sampling,
     Temperature,
     Value,
@@ -55,7 +56,8 @@ class BenchPlan(Value):
     means a row for each, and an entry that names no draft a row for each of the pair's. `chosen`
     are further, whole configurations, such as a champion. `peers` are other libraries, which also
     run this library's plug-in with each of `plug_ins`, written like `rows`. `only`, where there are
-    any, are parts of the names to measure beside this engine's autoregressive decoding.
+    any, are parts of the names to measure beside this engine's autoregressive decoding. `cluster`:
+    the devices of the pair's models, where they have some of their own.
     """
 
     pair: PairSpec = PairSpec()
@@ -68,6 +70,7 @@ class BenchPlan(Value):
     plug_ins: tuple[dict[str, Any], ...] = ()
     chosen: tuple[Configuration, ...] = ()
     only: tuple[str, ...] = ()
+    cluster: Placement | None = None
 
     @classmethod
     def load(cls, path: Path, **overrides: Any) -> Self:
@@ -99,7 +102,7 @@ class BenchPlan(Value):
         sampling. Raises :class:`UserError`, naming `source`, for malformed or lossy ones."""
         configurations = [AUTOREGRESSIVE, *self.chosen]
         if self.rows:
-            plan = Plan(pair=self.pair, search=self.rows).resolve(source)
+            plan = Plan(pair=self.pair, search=self.rows, cluster=self.cluster).resolve(source)
             configurations += plan.configurations or ()
         return self._checked(configurations, source)
 
