@@ -195,24 +195,25 @@ class ServerStages:
         known = {**expressed.modes, **own}  # by the names that their rows have in the races
         simulated = self._simulated(recording, profile, known)
         modes = joined(self._defaults(), self._finalists(simulated, profile, known))
-        first = None
+        first, repeats = None, max(self.race.repeats - 1, 1)
         if self.race.repeats > 1:
             first = self._race("first runs", modes, prompts, command, repeats=1)
             simulated = as_served(simulated, first, known)
             chosen = self._finalists(simulated, profile, known)
             modes = after_first_runs(modes, self._defaults(), first.rows, loads, chosen)
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
-        race = self._race("settings", modes, prompts, command, max(self.race.repeats - 1, 1))
+        race = self._race("settings", modes, prompts, command, repeats)
         configurations = _configurations(modes)
         rows = race.may_win()
         winner, best = best_of_all(rows, loads), best_by_load(rows, loads)
         table = None
         joint = by_load(server, models_in(self.server, self.pair), best, configurations)
         if joint is not None:
-            again = {race.autoregressive().name, winner.name, joint.name}
+            default = best_of_all([row for row in rows if not row.with_ours], loads)
+            again = {race.autoregressive().name, default.name, winner.name, joint.name}
             modes.append(joint)
             raced = [mode for mode in modes if mode.name in again]
-            table = self._race("table", raced, prompts, command, race.repeats)
+            table = self._race("table", raced, prompts, command, repeats)
             winner = best_of_all(table.may_win(), loads)
         mode = next(each for each in modes if each.name == winner.name)
         usage, started = self._written(mode)

@@ -87,8 +87,8 @@ def _findings(result: ServerSweep) -> Iterator[str]:
             yield f"{speed}, without speculation"
             continue
         against = [f"{cells.of_ratio(over(winner, plain, load, compared))} over no speculation"]
-        default = _default(result.race, load)
-        if default is not None and default.name != winner.name and result.table is None:
+        default = _default(race, load)
+        if default is not None and default.name != winner.name:
             ratio = cells.of_ratio(over(winner, default, load, compared))
             against.append(f"{ratio} over {default.name}, the server's best default")
         yield f"{speed}, {', '.join(against)}"

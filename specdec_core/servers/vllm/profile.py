@@ -45,7 +45,7 @@ from specdec_core.servers.vllm.process import VllmPeer, has_suffix
 from specdec_core.servers.vllm.settings import METHODS, TOKENS, any_load
 
 WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
-LAPS = 3
+LAPS = 2
 FEW_WIDTHS = (1, *(1 + length for length in LENGTHS))
 
 

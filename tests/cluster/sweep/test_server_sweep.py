@@ -18,7 +18,7 @@ from specdec_core.config import Configuration
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.plug_in_drafter import check_chains
-from specdec_core.servers.server import ServedMode, WrittenFiles
+from specdec_core.servers.server import Mode, ServedMode, WrittenFiles
 from specdec_core.servers.table import SERVERS
 from tests.commands import plan_file, printed, server_plan
 from tests.jobs.conftest import record_prompts
@@ -174,6 +174,23 @@ def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_pa
     assert expected <= set(table["tokens_per_second"])
     raced = report(result).frames["requests"]
     assert set(raced["race"]) == {"first runs", "all modes"}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_table_by_load_is_raced_beside_the_best_default_as_often_as_the_settings_were(
+    plan, tmp_path, monkeypatch
+):
+    lookup = {"kind": "prompt_lookup", "max_tokens": 2}
+    joint = Mode("own by load", lookup, configuration=configured(lookup), with_ours=True)
+    monkeypatch.setattr(server_stages, "by_load", lambda *_: joint)
+    monkeypatch.setattr(server_stages, "best_of_all", lambda rows, _: rows[-1])
+    live = plan.live.model_copy(update={"repeats": 3})
+    plan = plan.model_copy(update={"live": live})
+    result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine")
+    [load] = result.table.loads
+    assert {"own", "own K=2", "own by load"} <= {row.name for row in result.table.rows}
+    assert {len(row.of(load)) for row in result.table.rows} == {2}
+    assert "over own K=2, the server's best default" in report(result).findings[1]
 
 
 @pytest.mark.usefixtures("in_process")
