@@ -20,6 +20,9 @@ class DraftTrainingSettings(TrainingSettings):
         description="of a Llama-like target. The embedding and the output layer are then the"
         " target's own, and are neither trained nor stored",
     )
+    matrix_rate: float | None = Field(
+        default=0.04, gt=0, description="Muon's, of the matrices of layers; null: AdamW for all"
+    )
     width: int | None = Field(default=None, ge=2, description="unset, 384 of random weights")
     layers: int | None = Field(default=None, ge=1, description="unset, 4")
     inner: int | None = Field(default=None, ge=1, description="in an MLP; unset, 1024")
