@@ -30,6 +30,7 @@ def install() -> None:
     nn.Module.to = to
     torch.cuda.is_available = lambda: bool(visible())
     torch.cuda.set_device = lambda device: None
+    torch.cuda.synchronize = lambda device: None
 
 
 def touched(notes: Path) -> dict[int, str]:
