@@ -115,6 +115,8 @@ def test_rows_may_draft_on_a_device_of_their_own_where_one_is_given(bench, home,
     printed(bench(*short, "--cluster", ROOT / "cluster" / "local-2.yaml"))
     rows = BenchResult.load(home / "bench" / "mine").rows
     assert any("PEARL" in row.name for row in rows)
+    (home / "rows.yaml").write_text("cluster: {draft: {devices: 1}}")
+    assert_refused(bench(*short), "cluster: the devices are given by `bench offline --cluster`")
 
 
 @pytest.mark.parametrize(

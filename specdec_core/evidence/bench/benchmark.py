@@ -80,6 +80,8 @@ class BenchPlan(Value):
         content = load_yaml(path)
         if not isinstance(content, dict):
             raise UserError(f"{path}: expected a mapping with rows in it")
+        if "cluster" in content:
+            raise UserError(f"{path}: cluster: the devices are given by `bench offline --cluster`")
         plan = parse(cls, overridden(content, overrides), str(path))
         plan.configurations(str(path))
         plan.plugged_in(str(path))

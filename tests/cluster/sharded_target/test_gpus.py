@@ -1,6 +1,7 @@
 """A target over the GPUs of this machine: a rank on each, which exchange over NCCL."""
 
 import pytest
+import ray
 import torch
 
 from cluster.placement import Placement
@@ -21,7 +22,10 @@ def test_a_target_over_gpus_decodes_as_on_one(split, compiled, tiny_spec, ray_ru
     target = {"devices": min(torch.cuda.device_count(), 2), "split": split}
     devices = {"device": "gpu", "draft": {"devices": 0}, "target": target}
     with sharded_pair(spec, Placement.model_validate(devices)) as sharded:
-        assert sharded.group.placed.kind == "GPU"
+        of_ranks = [
+            s.__ray_call__.remote(lambda rank: str(rank.device)) for s in sharded.group._shards
+        ]
+        assert {*ray.get(of_ranks)} == {"cuda:0"}  # its only one
         tokens = [
             [generation.tokens for generation in Engine(pair, CHAIN, slots=2).generate(REQUESTS)]
             for pair in (load_pair(spec), sharded)
