@@ -34,6 +34,14 @@ Minutes = Annotated[
 TrainingThreads = Annotated[
     int | None, Option(min=1, help="CPU threads; unset, as torch takes: one for each core.")
 ]
+Start = Annotated[
+    str | None,
+    Option(
+        "--from",
+        help="Trained model that the training begins with: a folder, hub id or bundled:<name>;"
+        " unset, it begins with weights of the target.",
+    ),
+]
 Out = Annotated[
     Path | None, Option(help="Folder; unset, one of the target's name in the workspace.")
 ]

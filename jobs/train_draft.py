@@ -13,6 +13,7 @@ from jobs.recorded_training import (
     Minutes,
     Out,
     PromptTokens,
+    Start,
     TrainingThreads,
     train_on_answers,
 )
@@ -22,6 +23,7 @@ def main(
     recording: Answers,
     prompt_tokens: PromptTokens = 400,
     learning_rate: Annotated[float, Option(help="AdamW's, at its peak.")] = 2e-3,
+    start_from: Start = None,
     minutes: Minutes = None,
     setting: TrainingSettings = None,
     threads: TrainingThreads = None,
@@ -39,7 +41,10 @@ def main(
     from specdec_core.training.reduced_draft.training import DraftTraining
 
     settings = training_settings(
-        DraftTrainingSettings, setting, learning_rate=learning_rate, **given(minutes=minutes)
+        DraftTrainingSettings,
+        setting,
+        learning_rate=learning_rate,
+        **given(start=start_from, minutes=minutes),
     )
     draft = train_on_answers(
         DraftTraining,

@@ -13,6 +13,7 @@ from jobs.recorded_training import (
     Minutes,
     Out,
     PromptTokens,
+    Start,
     TrainingThreads,
     train_on_answers,
 )
@@ -25,6 +26,7 @@ def main(
         str | None, Option(help="Layers whose inputs the head takes: 2,15,27; unset, three.")
     ] = None,
     learning_rate: Annotated[float, Option(help="AdamW's, at its peak.")] = 1e-3,
+    start_from: Start = None,
     minutes: Minutes = None,
     setting: TrainingSettings = None,
     threads: TrainingThreads = None,
@@ -37,20 +39,25 @@ def main(
     """
     # torch and MLflow take seconds to import.
     from dashboards.reports.trained import acceptance
+    from specdec_core.models.eagle.loading import head_settings
     from specdec_core.models.eagle.settings import check_layers
     from specdec_core.models.loading import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings
     from specdec_core.training.eagle.training import EagleTraining
 
     settings = training_settings(
-        EagleTrainingSettings, setting, learning_rate=learning_rate, **given(minutes=minutes)
+        EagleTrainingSettings,
+        setting,
+        learning_rate=learning_rate,
+        **given(start=start_from, minutes=minutes),
     )
 
     def inputs(target: str) -> tuple[int, ...] | None:
-        if layers is None:
-            return None
-        chosen = numbers(layers, "--layers", int)
         model = load_skeleton(target).config.get_text_config(decoder=True)
+        if layers is None:
+            start = settings.start
+            return None if start is None else head_settings(start, model).feature_layers
+        chosen = numbers(layers, "--layers", int)
         check_layers(chosen, model.num_hidden_layers, "--layers")
         return chosen
 

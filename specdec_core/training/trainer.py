@@ -62,6 +62,8 @@ class Loop:
         judge: evaluates the present model: a score, the larger the better, and further figures.
             The weights with the best score are kept; without `judge`, the last weights.
         evaluations: over the whole budget.
+        judges_start: whether the first step is evaluated, too, so that weights that were good
+            before are kept where none become better. It does not count for `patience`.
         patience: the training ends after more evaluations than this without a better score.
         report: is called with the standing, every few seconds and at evaluations.
         save_seconds: between two checkpoints.
@@ -71,6 +73,7 @@ class Loop:
     minutes: float | None = None
     judge: Callable[[], tuple[float, dict[str, Any]]] | None = None
     evaluations: int = 1
+    judges_start: bool = False
     patience: int = _NEVER
     report: Callable[[LoopReport], None] = lambda _: None
     save_seconds: float = 20.0
@@ -227,7 +230,7 @@ class _LoopCallback(TrainerCallback):
         if state.log_history:  # resumed
             last = state.log_history[-1]
             self.trainer.count, self.trainer.seconds = last["count"], last["seconds"]
-        self.passed = self._marks()
+        self.passed = -1 if self.loop.judges_start and not state.log_history else self._marks()
         self.now = self.logged = self.saved = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -251,6 +254,7 @@ class _LoopCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         scores = [entry["eval_score"] for entry in self.trainer.curve]
+        scores = scores[1:] if self.loop.judges_start else scores
         if scores and len(scores) - 1 - scores.index(max(scores)) > self.loop.patience:
             control.should_training_stop = True
         self.now = time.monotonic()  # evaluations and checkpoints are no training

@@ -23,10 +23,10 @@ SMALL = ("draft_vocab_size=100", "batch_tokens=100", "epochs=2")
 DRAFT = ("width=16", "layers=1", "inner=16", "heads=2", "key_value_heads=1")
 
 
-def trained_twice(command, main, home, pair, settings):
+def trained_twice(command, main, home, pair, settings, *more):
     """What the first of two runs on the same recordings printed, and the data of its MLflow run."""
     found = recorded_answers(pair, home / "traces", prompts=60, new_tokens=12)
-    arguments = [part for setting in (*SMALL, *settings) for part in ("--set", setting)]
+    arguments = [*more, *(part for each in (*SMALL, *settings) for part in ("--set", each))]
     for recording, name in zip(found.recordings, ("greedy", "sampled"), strict=True):
         recording.folder.rename(home / "traces" / name)
         arguments += ["--recording", name]
@@ -55,13 +55,21 @@ def test_a_draft_is_trained_and_not_trained_again(command, tiny_pair, tiny_spec,
 
 @pytest.mark.long
 def test_a_head_is_trained_and_not_trained_again(command, tiny_pair, home):
-    said, data, files = trained_twice(command, train_eagle.main, home, tiny_pair, ["steps=2"])
+    asked = ["steps=2"], "--layers", "0,1"
+    said, data, files = trained_twice(command, train_eagle.main, home, tiny_pair, *asked)
     assert "tokens a round" in said
     card = EagleTrainingCard.load(home / "out" / "head")
     assert card.best in card.curve
     assert 50 < sum(card.texts.values()) <= 60  # an answer may be empty
     assert "kept_acceptance_greedy_2" in data.metrics
     assert files == ["head"]
+
+    start = str(home / "out" / "head")
+    asked = ("--recording", "greedy", "--from", start, "--set", "steps=2", "--set", "epochs=1")
+    printed(command(train_eagle.main, home, *asked, "--out", home / "further"))
+    further = EagleTrainingCard.load(home / "further" / "head")
+    assert further.settings.start == start
+    assert further.head == card.head  # the layers that it reads, too
 
 
 @pytest.fixture(scope="module")

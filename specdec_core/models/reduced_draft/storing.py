@@ -105,6 +105,13 @@ def load_reduced(name: str, target: str, dtype: torch.dtype) -> ReducedDraft:
     return model
 
 
+def stored_projection(name: str) -> Tensor | None:
+    """The projection of the target's embedding (width, target width) in the draft of that name;
+    None where it has the target's own tables. Raises :class:`UserError` where it is damaged."""
+    tensors = read_tensors(model_folder(name), name, lambda key: key.startswith(PROJECTION))
+    return int8.unpacked(tensors, name).get(PROJECTION)
+
+
 def save_reduced(
     model: ReducedDraft, projection: Tensor | None, reduced: Reduced, folder: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The initial weights of a head, from the weights of its target."""
+"""The initial weights of a head: from those of its target, or a trained head's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
+from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import EagleHead, EagleSettings
+from specdec_core.models.eagle.loading import load_head
+from specdec_core.training.recorded.features import FeaturesCard
 
 
 def start_head(
@@ -22,7 +26,7 @@ def start_head(
     torch.manual_seed(seed)
     head = EagleHead(settings)
     head.propose_only(proposable)
-    head.embed_tokens = nn.Embedding.from_pretrained(tables["embed_tokens"].float(), freeze=True)
+    head.embed_tokens = _frozen(tables)
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.ndim == 2 and parameter.requires_grad:
@@ -36,6 +40,30 @@ def start_head(
             if given is not None and given.shape == own.shape:
                 own.copy_(given)
     return head
+
+
+def continued_head(
+    name: str, target: PretrainedConfig, features: FeaturesCard, tables: Mapping[str, Tensor]
+) -> EagleHead:
+    """The trained head of that name, for the target with this configuration, these features and
+    these tables. Raises :class:`UserError` where there is no such head, or it reads other layers.
+    """
+    head = load_head(name, target, features.fingerprint)
+    if not isinstance(head, EagleHead):
+        raise UserError(f"{name}: an EAGLE-1 head; heads of EAGLE-3 can be trained further")
+    if (read := head.settings.feature_layers) != features.layers:
+        raise UserError(
+            f"{name}: reads the layers {list(read)}, the features are of {list(features.layers)}"
+        )
+    if head.embed_tokens is None:
+        head.embed_tokens = _frozen(tables)
+    return head
+
+
+def _frozen(tables: Mapping[str, Tensor]) -> nn.Embedding:
+    table = nn.Embedding.from_pretrained(tables["embed_tokens"].float(), freeze=True)
+    assert isinstance(table, nn.Embedding)
+    return table
 
 
 def _layer_weights(head: EagleHead) -> Iterator[tuple[str, Tensor]]:

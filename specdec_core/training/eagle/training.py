@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specdec_core.base.files import atomic_folder
@@ -16,9 +16,9 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.training.eagle.acceptance import AcceptanceCounts
 from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingSettings
-from specdec_core.training.eagle.start import start_head
+from specdec_core.training.eagle.start import continued_head, start_head
 from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
-from specdec_core.training.recorded.features import TextBatch
+from specdec_core.training.recorded.features import TextBatch, read_tables
 from specdec_core.training.recorded.finished import TrainingCard
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
@@ -50,6 +50,14 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         )
         return start_head(shape, tables, proposable, self.settings.seed)
 
+    def _continued(
+        self, name: str, config: PretrainedConfig, tables: Mapping[str, Tensor]
+    ) -> EagleHead:
+        return continued_head(name, config, self.texts.card, tables)
+
+    def _proposable(self, model: EagleHead) -> Tensor:
+        return model.proposable
+
     def loss(self, batch: TextBatch) -> Tensor:
         """The mean over chains of the sum over steps."""
         steps = self._unrolled(batch, self.settings.share)
@@ -77,8 +85,14 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         )
         card = EagleTrainingCard(**self.card_values, head=self.model.settings)
         with atomic_folder(folder) as new:
-            save_head(self.model, new, facts)
+            save_head(self.model, new, facts, embedding=self._has_own_embedding)
             card.save(new)
+
+    @property
+    def _has_own_embedding(self) -> bool:
+        own, given = self.model.embed_tokens, read_tables(self.texts.folder)["embed_tokens"]
+        assert isinstance(own, nn.Embedding)
+        return not torch.equal(own.weight.to("cpu", given.dtype), given)
 
     def _unrolled(self, batch: TextBatch, share: float = 1.0) -> list[UnrolledStep]:
         typed = replace(batch, features=batch.features.to(self.type))

@@ -10,6 +10,7 @@ from pydantic import SerializeAsAny
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Stored
+from specdec_core.models.fingerprints import fingerprint
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 
@@ -39,10 +40,12 @@ C = TypeVar("C", bound=TrainingCard)
 
 
 def training_digest(texts: RecordedTexts, settings: TrainingSettings) -> str:
-    """Names a training: the same settings, on the same texts."""
+    """Names a training: the same settings and start, on the same texts. Raises :class:`UserError`
+    where there is no such start."""
     card = texts.card
     read = [card.fingerprint, card.layers, sorted(texts.files), len(texts.texts), card.identity]
-    return hashlib.sha256(f"{settings.model_dump_json()} {read}".encode()).hexdigest()
+    start = fingerprint(settings.start) if settings.start else ""
+    return hashlib.sha256(f"{settings.model_dump_json()} {read} {start}".encode()).hexdigest()
 
 
 def finished_in(folder: Path, digest: str, kind: type[C]) -> C | None:

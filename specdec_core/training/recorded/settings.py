@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from specdec_core.config import Value
 
@@ -14,7 +16,10 @@ class TrainingSettings(Value):
     It ends after `epochs` passes over the answers or, with `minutes`, after that time of training.
     """
 
-    draft_vocab_size: int = Field(default=8192, ge=2)
+    start: str | None = Field(
+        default=None, description="the trained model that it begins with, and whose shape it keeps"
+    )
+    draft_vocab_size: int | None = Field(default=None, ge=2, description="unset, 8192 or start's")
     learning_rate: float = Field(default=1e-3, gt=0, description="AdamW's")
     matrix_rate: float | None = Field(
         default=0.02, gt=0, description="Muon's, of the matrices of layers; null: AdamW for all"
@@ -29,6 +34,18 @@ class TrainingSettings(Value):
     patience: int = Field(default=4, ge=1, description="evaluations without a better one")
     evaluation_texts: int = Field(default=128, ge=1, description="held-out answers at most")
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _keeps_the_start(self) -> Self:
+        changed = [name for name in self.of_the_shape if getattr(self, name)]
+        if self.start and changed:
+            raise ValueError(f"{', '.join(changed)}: {self.start} has its own")
+        return self
+
+    @property
+    def of_the_shape(self) -> tuple[str, ...]:
+        """The settings of the model's shape; unset, they are empty or None."""
+        return ("draft_vocab_size",)
 
 
 class Evaluation(Value):

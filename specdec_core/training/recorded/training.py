@@ -27,6 +27,7 @@ M = TypeVar("M", bound=nn.Module)
 # Gets how far a training is, and its evaluation in words, where one was due.
 StandingReport = Callable[[LoopReport, str], None]
 
+_VOCABULARY = 8192  # tokens that a model proposes, where nothing is said
 _ENDLESS = 10**6  # epochs, where the minutes end a training
 
 
@@ -65,12 +66,18 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.held_out = held_out[: settings.evaluation_texts]
         tables = read_tables(texts.folder)
         size = len(tables["output"])
-        counts = count_tokens(texts.answers(self.trained_on), size)
-        tokens = draft_vocabulary(counts, settings.draft_vocab_size, texts.card.eos_token_ids)
+        config = target_config(texts.card.config)
+        if settings.start:
+            model = self._continued(settings.start, config, tables)
+            tokens = self._proposable(model)
+        else:
+            counts = count_tokens(texts.answers(self.trained_on), size)
+            most = settings.draft_vocab_size or _VOCABULARY
+            tokens = draft_vocabulary(counts, most, texts.card.eos_token_ids)
+            model = self._start(config, tables, tokens)
         self.coverage = coverage(count_tokens(texts.answers(held_out), size), tokens)
         self.device = working_device()
         self.type = working_type(self.device)
-        model = self._start(target_config(texts.card.config), tables, tokens)
         self.model = model.to(self.device)
         self.output = tables["output"][tokens].to(self.device, self.type)
         self.curve: list[E] = []
@@ -81,6 +88,15 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self, config: PretrainedConfig, tables: Mapping[str, Tensor], proposable: Tensor
     ) -> M:
         """The model to train, which proposes these tokens of the target's with these tables."""
+
+    @abstractmethod
+    def _continued(self, name: str, config: PretrainedConfig, tables: Mapping[str, Tensor]) -> M:
+        """The trained model of that name, to train it further with these tables of the target's.
+        Raises :class:`UserError` where there is no such model for this target."""
+
+    @abstractmethod
+    def _proposable(self, model: M) -> Tensor:
+        """The tokens of the target's that the model proposes."""
 
     @abstractmethod
     def loss(self, batch: TextBatch) -> Tensor:
@@ -123,6 +139,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
             minutes=settings.minutes,
             judge=self._judged,
             evaluations=settings.evaluations,
+            judges_start=settings.start is not None,
             patience=settings.patience,
             report=lambda standing: report(standing, self._summary(standing)),
         )

@@ -44,6 +44,10 @@ class DraftTrainingSettings(TrainingSettings):
         return self
 
     @property
+    def of_the_shape(self) -> tuple[str, ...]:
+        return (*super().of_the_shape, "copied_layers", *_SHAPE)
+
+    @property
     def shape(self) -> dict[str, int]:
         """Of a draft with random weights."""
         return {name: getattr(self, name) or default for name, default in _SHAPE.items()}

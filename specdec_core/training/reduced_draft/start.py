@@ -1,7 +1,7 @@
 """The weights that a draft starts with.
 
 A draft is some of its target's decoder layers between the target's own embedding and output layer,
-or random layers of any shape between approximations of the two.
+or random layers of any shape between approximations of the two; or it has been trained before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
+from specdec_core.models.loading import load_config
 from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.reduced_draft.storing import load_reduced, stored_projection
 from specdec_core.models.reduced_draft.target_tables import target_layers
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 
@@ -37,8 +39,11 @@ class ProjectedEmbedding(nn.Module):
         return projected
 
 
-def draft_config(target: PretrainedConfig, settings: DraftTrainingSettings) -> ReducedDraftConfig:
-    """The draft's configuration, with the target's vocabulary and context."""
+def draft_config(
+    target: PretrainedConfig, settings: DraftTrainingSettings, proposed: int
+) -> ReducedDraftConfig:
+    """The configuration of a draft that can propose so many tokens, with the target's vocabulary
+    and context."""
     text = target.get_text_config(decoder=True)
     shape = settings.shape
     return ReducedDraftConfig(
@@ -53,7 +58,7 @@ def draft_config(target: PretrainedConfig, settings: DraftTrainingSettings) -> R
         bos_token_id=text.bos_token_id,
         eos_token_id=text.eos_token_id,
         pad_token_id=text.pad_token_id,
-        reduced={"draft_vocab_size": min(settings.draft_vocab_size, text.vocab_size)},
+        reduced={"draft_vocab_size": proposed},
     )
 
 
@@ -73,7 +78,7 @@ def start_draft(
     reads then is the last token's embedding, which would make the output sure of that very token.
     """
     torch.manual_seed(settings.seed)
-    draft = ReducedDraft(draft_config(target, settings))
+    draft = ReducedDraft(draft_config(target, settings, len(proposable)))
     draft.lm_head.tokens = proposable
     table, width = tables["embed_tokens"], settings.shape["width"]
     output = tables["output"][proposable].float()
@@ -118,7 +123,7 @@ def copied_draft(
     Raises:
         UserError: the target is no Llama, has no such layers, or they cannot be read.
     """
-    config = _copied_config(name, target, settings)
+    config = _copied_config(name, target, settings, len(proposable))
     layers = target_layers(name, settings.copied_layers)
     draft = ReducedDraft(config)
     draft.lm_head.tokens = proposable
@@ -131,12 +136,29 @@ def copied_draft(
     return draft
 
 
+def continued_draft(name: str, target: str, tables: Mapping[str, Tensor]) -> ReducedDraft:
+    """The trained draft of that name, for the target of that name with these tables. Raises
+    :class:`UserError` where there is no such draft, or it is for another target."""
+    if not isinstance(load_config(name), ReducedDraftConfig):
+        raise UserError(f"{name}: no draft with a reduced vocabulary, which alone is trained here")
+    draft, projection = load_reduced(name, target, torch.float32), stored_projection(name)
+    if projection is None:
+        for shared in (draft.model.embed_tokens, draft.lm_head.linear):
+            shared.requires_grad_(False)
+        return draft
+    projected = ProjectedEmbedding(tables["embed_tokens"], len(projection))
+    with torch.no_grad():
+        projected.projection.weight.copy_(projection)
+    draft.model.embed_tokens = projected
+    return draft
+
+
 def _frozen(table: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(table.float(), requires_grad=False)
 
 
 def _copied_config(
-    name: str, target: PretrainedConfig, settings: DraftTrainingSettings
+    name: str, target: PretrainedConfig, settings: DraftTrainingSettings, proposed: int
 ) -> ReducedDraftConfig:
     text = target.get_text_config(decoder=True)
     if not _is_llama(text):
@@ -153,7 +175,7 @@ def _copied_config(
         | {
             "num_hidden_layers": len(settings.copied_layers),
             "tie_word_embeddings": False,
-            "reduced": {"draft_vocab_size": min(settings.draft_vocab_size, text.vocab_size)},
+            "reduced": {"draft_vocab_size": proposed},
         }
     )
 

@@ -17,7 +17,12 @@ from specdec_core.training.recorded.finished import TrainingCard
 from specdec_core.training.recorded.loss import cross_entropy, parts, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
-from specdec_core.training.reduced_draft.start import ProjectedEmbedding, copied_draft, start_draft
+from specdec_core.training.reduced_draft.start import (
+    ProjectedEmbedding,
+    continued_draft,
+    copied_draft,
+    start_draft,
+)
 
 
 class DraftTrainingCard(TrainingCard):
@@ -44,6 +49,15 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
             name = self.texts.card.target
             return copied_draft(name, config, tables, proposable, self.settings)
         return start_draft(config, tables, proposable, self.settings)
+
+    def _continued(
+        self, name: str, config: PretrainedConfig, tables: Mapping[str, Tensor]
+    ) -> ReducedDraft:
+        return continued_draft(name, self.texts.card.target, tables)
+
+    def _proposable(self, model: ReducedDraft) -> Tensor:
+        tokens: Tensor = model.lm_head.tokens
+        return tokens
 
     def loss(self, batch: TextBatch) -> Tensor:
         answered = batch.answered

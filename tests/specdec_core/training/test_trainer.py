@@ -118,6 +118,22 @@ def test_the_best_weights_are_kept_and_patience_ends_it(tmp_path):
     assert [entry["eval_score"] for entry in trainer.curve] == [1, 3, 2, 0]
     assert trainer.share < 0.5
     torch.testing.assert_close(model[1].weight, kept[1])
+
+
+def test_what_was_good_before_is_kept_unless_it_gets_better(tmp_path):
+    kept: list[Tensor] = []
+    judged = scores(4, 1, 3, 2, 0, 5)
+
+    def judge():
+        kept.append(model[1].weight.detach().clone())
+        return judged()
+
+    loop = {"judge": judge, "evaluations": 24, "judges_start": True, "patience": 1}
+    model, trainer = make(tmp_path, **loop)
+    trainer.run()
+    assert [entry["eval_score"] for entry in trainer.curve] == [4, 1, 3, 2, 0]
+    assert trainer.curve[0]["count"] == 8  # after a step
+    torch.testing.assert_close(model[1].weight, kept[0])
     assert not torch.equal(kept[1], kept[3])
 
 

@@ -4,17 +4,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Sampling
+from specdec_core.models.eagle import EagleHead, EagleSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.head import EagleOneHead
+from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
-from specdec_core.training.eagle.training import EagleTraining
+from specdec_core.training.eagle.training import EagleTraining, EagleTrainingCard
 from specdec_core.training.recorded.features import RecordedAnswers, RecordedTexts, record_features
 from specdec_core.training.recorded.gather import gather_features
-from specdec_core.training.recorded.training import rate
+from specdec_core.training.recorded.training import rate, target_config
 from specdec_core.training.trainer import LoopReport
+from tests.specdec_core.models.eagle.test_round_trip import written
 from tests.specdec_core.training.conftest import LAYERS, evaluated, recorded_answers, unpacked
 
 SETTINGS = EagleTrainingSettings(
@@ -39,6 +45,62 @@ def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatc
     assert training.curve[-1].loss < training.curve[0].loss
     told = [(standing.count, summary) for standing, summary in heard if summary]
     assert told == [(e.tokens, e.summary) for e in training.curve]
+
+
+def test_a_head_is_trained_further(recorded, tmp_path):
+    little = {"epochs": 1, "matrix_rate": 0.002, "learning_rate": 1e-4}
+    first = EagleTraining(recorded.texts, SETTINGS.model_copy(update=little))
+    first.run(tmp_path / "first")
+    first.save(tmp_path / "head")
+    further = {"draft_vocab_size": None, "start": str(tmp_path / "head"), "epochs": 2}
+    second = EagleTraining(recorded.texts, SETTINGS.model_copy(update=further))
+    saved = evaluated(first).acceptance
+    assert evaluated(second).acceptance.length == pytest.approx(saved.length, abs=0.03)
+    assert second.output.shape == first.output.shape
+    second.run(tmp_path / "second")
+    best = max(second.curve, key=lambda evaluation: evaluation.score)
+    assert second.curve[0].share < 0.1 < best.share
+    assert best.acceptance.length > saved.length + 0.1
+    second.save(tmp_path / "further")
+    third = EagleTraining(
+        recorded.texts, EagleTrainingSettings(steps=3, start=str(tmp_path / "further"))
+    )
+    assert evaluated(third).acceptance.length == pytest.approx(best.acceptance.length, abs=0.03)
+    assert EagleTrainingCard.load(tmp_path / "further").settings.start == str(tmp_path / "head")
+
+
+def shape(texts, layers):
+    return EagleSettings.for_target(target_config(texts.card.config), 200, feature_layers=layers)
+
+
+def test_a_head_keeps_an_embedding_of_its_own(recorded, tmp_path):
+    head, config = (
+        EagleHead(shape(recorded.texts, LAYERS)),
+        target_config(recorded.texts.card.config),
+    )
+    table = torch.rand(config.vocab_size, config.hidden_size)
+    head.embed_tokens = nn.Embedding.from_pretrained(table.bfloat16().float())
+    save_head(head, tmp_path / "head", EagleCard(target="some"), embedding=True)
+    settings = EagleTrainingSettings(steps=2, epochs=1, start=str(tmp_path / "head"))
+    training = EagleTraining(recorded.texts, settings)
+    training.run(tmp_path / "run")
+    training.save(tmp_path / "further")
+    kept = load_head(str(tmp_path / "further"), config).embed_tokens
+    assert torch.equal(kept.weight, head.embed_tokens.weight)
+
+
+def test_a_head_that_cannot_be_trained_further_is_refused(recorded, tmp_path):
+    with pytest.raises(ValueError, match="draft_vocab_size: some has its own"):
+        EagleTrainingSettings(start="some", draft_vocab_size=100)
+    save_head(EagleHead(shape(recorded.texts, (0, 1))), tmp_path / "two", EagleCard(target="some"))
+    written(tmp_path / "one", EagleOneHead(shape(recorded.texts, (2,)), True, False))
+    for name, complaint in (
+        ("two", r"reads the layers \[0, 1\], the features are of \[0, 1, 2\]"),
+        ("one", "an EAGLE-1 head; heads of EAGLE-3 can be trained further"),
+        ("none", "no such folder"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            EagleTraining(recorded.texts, EagleTrainingSettings(start=str(tmp_path / name)))
 
 
 def test_features_are_recorded_once_and_resumed(tiny_pair, tmp_path, monkeypatch):

@@ -63,6 +63,10 @@ def test_a_draft_learns_what_its_target_will_write(
         best.agreement, abs=0.02
     )
 
+    further = DraftTraining(recorded.texts, DraftTrainingSettings(start=drafts["d"]))
+    assert evaluated(further).agreement == pytest.approx(best.agreement, abs=0.02)
+    assert trained_in(further) == trained_in(training)
+
 
 def test_the_card_of_a_training_that_diverged_is_read_again(tmp_path):
     card = DraftTrainingCard.load(bundled_path("smollm2-draft"))
@@ -92,11 +96,23 @@ def test_a_draft_of_all_layers_begins_as_its_target(recorded):
     settings = COPY.model_copy(update={"copied_layers": (0, 1), "draft_vocab_size": 10**6})
     training = DraftTraining(recorded.texts, settings)
     assert evaluated(training).overlap > 0.98  # in bfloat16
-    trained = {name for name, p in training.model.named_parameters() if p.requires_grad}
-    assert {name.split(".")[1] for name in trained} == {"layers", "norm"}
+    assert {name.split(".")[1] for name in trained_in(training)} == {"layers", "norm"}
     mixed = COPY.model_copy(update={"copied_layers": (1, 0), "draft_vocab_size": 10**6})
     other = DraftTraining(recorded.texts, mixed)
     assert evaluated(other).overlap < 0.9
+
+
+def trained_in(training):
+    return {name for name, p in training.model.named_parameters() if p.requires_grad}
+
+
+def test_a_draft_that_cannot_be_trained_further_is_refused(recorded):
+    with pytest.raises(UserError, match="no draft with a reduced vocabulary, which alone is"):
+        DraftTraining(recorded.texts, DraftTrainingSettings(start="bundled:draft-small"))
+    with pytest.raises(UserError, match="was trained for another target"):
+        DraftTraining(recorded.texts, DraftTrainingSettings(start="bundled:smollm2-draft"))
+    with pytest.raises(ValueError, match="copied_layers, heads: some has its own"):
+        DraftTrainingSettings(start="some", copied_layers=(0,), heads=2)
 
 
 @pytest.mark.parametrize(
