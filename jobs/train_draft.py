@@ -38,6 +38,7 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.reports.trained import agreement
     from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
+    from specdec_core.training.reduced_draft.start import trained_draft
     from specdec_core.training.reduced_draft.training import DraftTraining
 
     settings = training_settings(
@@ -46,11 +47,17 @@ def main(
         learning_rate=learning_rate,
         **given(start=start_from, minutes=minutes),
     )
+
+    def inputs(target: str) -> tuple[int, ...]:
+        if settings.start is not None:
+            trained_draft(settings.start, target)
+        return ()  # it learns from the target's outputs alone
+
     draft = train_on_answers(
         DraftTraining,
         recording,
         prompt_tokens,
-        lambda target: (),  # it learns from the target's outputs alone
+        inputs,
         settings,
         threads,
         out,

@@ -17,6 +17,7 @@ from jobs.recorded_training import (
     TrainingThreads,
     train_on_answers,
 )
+from specdec_core.base.errors import UserError
 
 
 def main(
@@ -39,10 +40,11 @@ def main(
     """
     # torch and MLflow take seconds to import.
     from dashboards.reports.trained import acceptance
-    from specdec_core.models.eagle.loading import head_settings
     from specdec_core.models.eagle.settings import check_layers
+    from specdec_core.models.fingerprints import fingerprint
     from specdec_core.models.loading import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings
+    from specdec_core.training.eagle.start import trained_head
     from specdec_core.training.eagle.training import EagleTraining
 
     settings = training_settings(
@@ -53,12 +55,17 @@ def main(
     )
 
     def inputs(target: str) -> tuple[int, ...] | None:
-        model = load_skeleton(target).config.get_text_config(decoder=True)
+        config = load_skeleton(target).config
+        if settings.start is not None:
+            if layers is not None:
+                raise UserError(f"--layers: {settings.start} has its own")
+            head = trained_head(settings.start, config, fingerprint(target))
+            return head.settings.feature_layers
         if layers is None:
-            start = settings.start
-            return None if start is None else head_settings(start, model).feature_layers
+            return None
         chosen = numbers(layers, "--layers", int)
-        check_layers(chosen, model.num_hidden_layers, "--layers")
+        last = config.get_text_config(decoder=True).num_hidden_layers
+        check_layers(chosen, last, "--layers")
         return chosen
 
     head = train_on_answers(

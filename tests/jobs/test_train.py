@@ -14,7 +14,7 @@ from specdec_core.recordings.find import finish
 from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
-from tests.commands import ROOT, assert_shown, printed, ran
+from tests.commands import ROOT, assert_refused, assert_shown, printed, ran
 from tests.registered import runs_in
 from tests.specdec_core.training.conftest import recorded_answers
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
@@ -70,6 +70,25 @@ def test_a_head_is_trained_and_not_trained_again(command, tiny_pair, home):
     further = EagleTrainingCard.load(home / "further" / "head")
     assert further.settings.start == start
     assert further.head == card.head  # the layers that it reads, too
+
+
+@pytest.mark.parametrize(
+    ("main", "asked", "complaint"),
+    [
+        (train_draft.main, ("bundled:draft-small",), "no draft with a reduced vocabulary"),
+        (train_draft.main, ("bundled:smollm2-draft",), "was trained for another target"),
+        (train_eagle.main, ("bundled:smollm2-eagle",), "was trained for another target"),
+        (train_eagle.main, ("none",), "none: "),
+        (train_eagle.main, ("none", "--layers", "0,1"), "--layers: none has its own"),
+        (train_eagle.main, ("none", "--set", "draft_vocab_size=9"), "draft_vocab_size: none has"),
+    ],
+)
+def test_what_cannot_be_trained_further_is_refused_before_features_are_recorded(
+    command, recordings_home, main, asked, complaint
+):
+    refused = command(main, recordings_home, "--recording", "numbers", "--from", *asked)
+    assert_refused(refused, complaint)
+    assert not list(recordings_home.rglob("features"))
 
 
 @pytest.fixture(scope="module")

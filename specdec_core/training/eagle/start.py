@@ -42,15 +42,22 @@ def start_head(
     return head
 
 
+def trained_head(name: str, target: PretrainedConfig, weights: str) -> EagleHead:
+    """The head of that name, to be trained further, for a target with this configuration and the
+    fingerprint of its weights. Raises :class:`UserError` where there is no such head."""
+    head = load_head(name, target, weights)
+    if not isinstance(head, EagleHead):
+        raise UserError(f"{name}: an EAGLE-1 head; heads of EAGLE-3 can be trained further")
+    return head
+
+
 def continued_head(
     name: str, target: PretrainedConfig, features: FeaturesCard, tables: Mapping[str, Tensor]
 ) -> EagleHead:
     """The trained head of that name, for the target with this configuration, these features and
-    these tables. Raises :class:`UserError` where there is no such head, or it reads other layers.
+    these tables. Raises :class:`UserError` as :func:`trained_head`, or where it reads other layers.
     """
-    head = load_head(name, target, features.fingerprint)
-    if not isinstance(head, EagleHead):
-        raise UserError(f"{name}: an EAGLE-1 head; heads of EAGLE-3 can be trained further")
+    head = trained_head(name, target, features.fingerprint)
     if (read := head.settings.feature_layers) != features.layers:
         raise UserError(
             f"{name}: reads the layers {list(read)}, the features are of {list(features.layers)}"

@@ -136,12 +136,18 @@ def copied_draft(
     return draft
 
 
-def continued_draft(name: str, target: str, tables: Mapping[str, Tensor]) -> ReducedDraft:
-    """The trained draft of that name, for the target of that name with these tables. Raises
+def trained_draft(name: str, target: str) -> ReducedDraft:
+    """The draft of that name, to be trained further, for the target of that name. Raises
     :class:`UserError` where there is no such draft, or it is for another target."""
     if not isinstance(load_config(name), ReducedDraftConfig):
         raise UserError(f"{name}: no draft with a reduced vocabulary, which alone is trained here")
-    draft, projection = load_reduced(name, target, torch.float32), stored_projection(name)
+    return load_reduced(name, target, torch.float32)
+
+
+def continued_draft(name: str, target: str, tables: Mapping[str, Tensor]) -> ReducedDraft:
+    """The trained draft of that name, for the target of that name with these tables. Raises
+    :class:`UserError` as :func:`trained_draft`."""
+    draft, projection = trained_draft(name, target), stored_projection(name)
     if projection is None:
         for shared in (draft.model.embed_tokens, draft.lm_head.linear):
             shared.requires_grad_(False)
