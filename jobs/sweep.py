@@ -25,7 +25,7 @@ from specdec_core.search.plan import load_plan
 
 if TYPE_CHECKING:
     from specdec_core.search.plan import ResolvedPlan
-    from specdec_core.search.results import ReplaySummary, SweepResult
+    from specdec_core.search.results import SweepResult
 
 SCHEDULE = "schedule.yaml"  # in a sweep's folder: the configuration for all loads of a workload
 QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
@@ -194,7 +194,7 @@ def sweep(
     from dashboards.progress import SweepProgress
     from dashboards.reports.load_choice import loads, served
     from dashboards.reports.standings import standings, timed_sentences
-    from dashboards.reports.sweep import report
+    from dashboards.reports.sweep import replayed, report
     from dashboards.tracking.sweep_run import SweepRun
 
     tracking = SweepRun()
@@ -208,27 +208,11 @@ def sweep(
         sections += [loads(result.under_load), served(result.under_load)]
     show(console, sections)
     if result.replay is not None:
-        point("replayed", replay_line(result.replay))
+        point("replayed", replayed(result.replay))
     with folder.lock(), console.status("writing to MLflow"):
         version = tracking.finish(result, folder.path, page)
         folder.finish()
     return result, version, page
-
-
-def replay_line(replay: ReplaySummary) -> str:
-    """How many configurations were replayed, how fast, and how many forwards that saved."""
-    line = f"{replay.configurations:,} configurations"
-    if replay.per_second:
-        line += f", {replay.per_second:,.0f} a second"
-    line += (
-        f"; saved {replay.n_draft:,} draft and {replay.n_target:,} target forwards "
-        f"({replay.recording})"
-    )
-    if replay.checked:
-        line += f"; live counts equal for {replay.equal} of {replay.checked} timed"
-        if replay.deviation:
-            line += f", the others' forwards within {replay.deviation:.1%}"
-    return line
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dashboards.reports.standings import standings, timed_sentences
 from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.base.errors import UserError
 from specdec_core.search.load.result import LoadChoice
-from specdec_core.search.results import RaceSummary, SweepResult, Timing
+from specdec_core.search.results import RaceSummary, ReplaySummary, SweepResult, Timing
 
 if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
@@ -122,16 +122,25 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
         threads = "1 thread" if profile.threads == 1 else f"{profile.threads} threads"
         yield "device", f"{profile.device}, {threads}"
     if result.replay is not None:
-        replay = result.replay
-        # A resumed sweep may have counted all of them before.
-        rate = f", {replay.per_second:,.0f} a second" if replay.per_second else ""
-        yield (
-            "replay",
-            f"{replay.configurations:,} configurations counted from {replay.recording}{rate},"
-            f" instead of {replay.forwards_saved:,} forwards",
-        )
+        yield "replay", replayed(result.replay)
     yield "lossless", lossless(result)
     yield from environment.items()
+
+
+def replayed(replay: ReplaySummary) -> str:
+    """How many configurations were replayed, how fast, and how many forwards that saved."""
+    line = f"{replay.configurations:,} configurations"
+    if replay.per_second:  # a resumed sweep may have counted all of them before
+        line += f", {replay.per_second:,.0f} a second"
+    line += (
+        f"; saved {replay.n_draft:,} draft and {replay.n_target:,} target forwards "
+        f"({replay.recording})"
+    )
+    if replay.checked:
+        line += f"; live counts equal for {replay.equal} of {replay.checked} timed"
+        if replay.deviation:
+            line += f", the others' forwards within {replay.deviation:.1%}"
+    return line
 
 
 def decoding(result: SweepResult) -> str:

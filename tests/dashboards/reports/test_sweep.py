@@ -134,7 +134,7 @@ def test_a_replayed_sweep_says_what_that_saved(replayed):
     text = dict(facts(replayed))["replay"]
     assert "1,200 configurations" in text
     assert "600 a second" in text
-    assert "12,000 forwards" in text
+    assert "saved 9,000 draft and 3,000 target forwards" in text
     assert set(standings(replayed).shown["status"]) >= {"champion", "replayed"}
     assert "other counts than the replay" not in " ".join(caveats(replayed))
     replayed.replay.equal = 2
