@@ -18,8 +18,8 @@ from specdec_core.config import overridden
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
-    from cluster.load_comparison import ServerContestant
-    from cluster.serving.cores import Cores
+    from cluster.load.comparison import ServerContestant
+    from cluster.load.cores import Cores
     from specdec_core.evidence.load.plan import LoadPlan
 
 ROWS = Path(__file__).with_name("bench_load.yaml")
@@ -96,8 +96,8 @@ def main(
     load_options = _load_options(clients, rate, slo, seed, requests, slots)
     asked_for = bench.plan_options(locals(), servers=True, **load_options)
     # torch takes seconds to import.
-    from cluster.load_comparison import compare_servers
-    from cluster.serving.cores import Cores
+    from cluster.load.comparison import compare_servers
+    from cluster.load.cores import Cores
     from dashboards.progress import RaceProgress
     from dashboards.reports.load import report
     from specdec_core.evidence.load.plan import LoadPlan
@@ -178,7 +178,7 @@ def _contestants(
 ) -> list[ServerContestant]:
     """Our servers, with their files in `scratch`, and vLLM's where it is installed. With `explicit`
     the user named the peers, which must then be installed."""
-    from cluster.load_servers import other_servers, our_servers
+    from cluster.load.servers import other_servers, our_servers
     from specdec_core.servers.table import server_of
 
     pair, ours = under_way.pair, under_way.our_modes

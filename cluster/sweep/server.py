@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster.serving.cores import Cores
+from cluster.load.cores import Cores
 from cluster.sweep.run import pair_of
 from cluster.sweep.server_stages import LOGS, ServerStages
 from specdec_core.base.errors import UserError

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from cluster.load_comparison import ServerContestant, compare_servers
-from cluster.load_servers import mode_server
+from cluster.load.comparison import ServerContestant, compare_servers
+from cluster.load.cores import Cores
+from cluster.load.servers import mode_server
 from cluster.recording import run_recording
-from cluster.serving.cores import Cores
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically

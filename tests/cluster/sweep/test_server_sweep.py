@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from cluster.load_comparison import ServerContestant
+from cluster.load.comparison import ServerContestant
 from cluster.sweep import server as server_sweep
 from cluster.sweep import server_stages
 from cluster.sweep.server import run_server_sweep

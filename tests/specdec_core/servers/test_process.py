@@ -12,7 +12,6 @@ from threading import Event
 import httpx
 import pytest
 
-from cluster.serving.cores import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.servers.process import ServerProcess, running
 from tests.commands import alive, children, wait_until
@@ -176,12 +175,3 @@ def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path):
 def test_one_that_ends_says_why_in_a_line(script, message):
     with pytest.raises(UserError, match=f"a server: its server {message}"):
         server(script).start(1)
-
-
-def test_cores_are_divided_between_the_engine_and_the_others(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5})
-    assert Cores.divide(1) == Cores((2,), (3, 5))
-    assert Cores.divide(3) == Cores((2, 3, 5), (2, 3, 5))
-    with pytest.raises(UserError, match="--threads 4: this process may use 3 cores"):
-        Cores.divide(4)
-    assert "core 2, the load client on core 3, 5" in Cores.divide(1).sentence

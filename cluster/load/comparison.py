@@ -9,8 +9,8 @@ from functools import partial
 from math import comb
 from time import sleep
 
-from cluster.serving.cores import Cores, on_cores
-from cluster.serving.load_client import run_load
+from cluster.load.client import run_load
+from cluster.load.cores import Cores, on_cores
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.evidence.load.plan import LoadPlan

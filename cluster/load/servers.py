@@ -10,8 +10,8 @@ from tempfile import mkdtemp
 
 import yaml
 
-from cluster.load_comparison import ServerContestant
-from cluster.serving.cores import Cores
+from cluster.load.comparison import ServerContestant
+from cluster.load.cores import Cores
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.names import plain_name

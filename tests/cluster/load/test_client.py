@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.load_client import run_load
+from cluster.load.client import run_load
 from specdec_core.engine import Engine, Request
 from specdec_core.search.load.records import LoadRequest
 from specdec_core.servers.process import free_port, running

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.load_comparison import ServerContestant, compare_servers, shown_slower
-from cluster.load_servers import other_servers, our_servers
-from cluster.serving.cores import Cores
+from cluster.load.comparison import ServerContestant, compare_servers, shown_slower
+from cluster.load.cores import Cores
+from cluster.load.servers import other_servers, our_servers
 from jobs.choice import read_config
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings, parse

@@ -1,0 +1,1 @@
+"""Load on servers: its client, their comparison under the same loads, and the cores of both."""
