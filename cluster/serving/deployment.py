@@ -88,14 +88,13 @@ def check_room(start: Start) -> None:
     """Raises :class:`UserError` where the cluster has no room for the replicas."""
     if start.placement is not None and start.engine is None:
         return
-    replicas, needs = start.replicas, start.needs
-    if start.engine is not None and not room(needs):  # all are on one node
-        each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
+    most = room(start.needs)
+    each = " and ".join(f"{count:g} {kind}" for kind, count in start.needs.items() if count)
+    if start.engine is not None and not most:  # all are on one node
         raise UserError(f"--engine {start.engine}: no node of the cluster has {each}")
-    if start.engine is None and (most := room(needs)) < replicas:
-        each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
+    if start.engine is None and most < start.replicas:
         raise UserError(
-            f"--replicas {replicas}: the cluster has room for {most}, as each takes {each}"
+            f"--replicas {start.replicas}: the cluster has room for {most}, as each takes {each}"
         )
 
 
