@@ -86,7 +86,7 @@ class ExternalService(FleetService[Fleet[ExternalServer]]):
         return min(working, key=lambda server: server.running)
 
     async def health(self) -> Health:
-        """What only this library's engine counts is 0, or empty."""
+        """What only this library's engine counts is 0."""
         fleet = self.fleet
         pair = fleet.deployment.pair
         return self._health(
@@ -98,9 +98,6 @@ class ExternalService(FleetService[Fleet[ExternalServer]]):
             prefix_hits=0,
             prefix_tokens=0,
             chat=_chats(pair.target),
-            canary=None,
-            replicas=[],
-            arms=[],
             engine=fleet.replicas[0].served.program.engine,
         )
 
