@@ -15,12 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import psutil
-from prometheus_client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
-    CollectorRegistry,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -116,10 +111,10 @@ class Metrics(Collector, LoopObserver):
         )
         return histogram.labels(self._model)
 
-    def page(self) -> tuple[bytes, str]:
-        """All metrics in Prometheus' text format, and its content type. (In OpenMetrics' the client
-        library writes `_` for the colon of names.)"""
-        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+    def page(self) -> bytes:
+        """All metrics in Prometheus' text format. (In OpenMetrics' the client library writes `_`
+        for the colon of names.)"""
+        return generate_latest(self.registry)
 
     # What happens.
 

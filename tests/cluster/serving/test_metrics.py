@@ -145,7 +145,7 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(engine, mon
     metrics = Metrics("tiny", fleet_of(engine))
 
     def counted(name):
-        found = samples(metrics.page()[0].decode())
+        found = samples(metrics.page().decode())
         return value(found, f"vllm:{name}_seconds_count"), value(found, f"vllm:{name}_seconds_sum")
 
     metrics.submitted(Request("whole", (1,), 9))
@@ -169,7 +169,7 @@ def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair):
     engine.add(request)
     for counted in (0, 1):
         metrics.stepped(configuration, engine.step())
-        found = samples(metrics.page()[0].decode())
+        found = samples(metrics.page().decode())
         assert value(found, "vllm:time_to_first_token_seconds_count") == counted
         assert value(found, "vllm:prompt_tokens_total") == 3 * counted
         assert value(found, "vllm:inter_token_latency_seconds_count") == 0
@@ -205,7 +205,7 @@ async def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine):
     async with service.fleet:
         with pytest.raises(UserError, match="context"):
             await service.fleet.submit([good, bad])
-        found = samples(service.metrics.page()[0].decode())
+        found = samples(service.metrics.page().decode())
         for reason in ("abort", "error", "stop", "length"):
             assert value(found, "vllm:request_success_total", finished_reason=reason) == 0
 

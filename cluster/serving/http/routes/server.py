@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from cluster.serving.http.openapi import PLAIN
 from cluster.serving.http.service import FleetService, Service
@@ -65,7 +66,6 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": PLAIN}})
     async def metrics() -> Response:
-        page, content_type = service.metrics.page()
-        return Response(page, headers={"content-type": content_type})
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return routes
