@@ -44,7 +44,7 @@ def main(
     max_new_tokens: options.MaybeTokens = None,
     max_length: options.MaxLength = None,
     compile: options.Compile = None,
-    limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
+    limit: options.MaybeLimit = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
     traces: options.Traces = None,
     no_replay: Annotated[
