@@ -18,14 +18,14 @@ ALONE_SECONDS = 600.0  # that a measurement waits for other work to leave its no
 
 @contextmanager
 def alone(
-    bench: Remote, gpus: float, observer: Observer, placed: Placed | None = None
+    measuring: Remote, gpus: float, observer: Observer, placed: Placed | None = None
 ) -> Iterator[None]:
-    """Reserve every core of the bench's node during the block, so that Ray runs no other work
-    there: another sweep's trials, a recording, a training. Beside cores that are `placed` for the
-    bench's models, the other cores of their nodes are reserved, too. Waits for running work, ten
-    minutes at most, and reports it. A bench on a GPU has the GPU to itself already."""
+    """Reserve every core of the measuring process's node during the block, so that Ray runs no
+    other work there: another sweep's trials, a recording, a training. Beside cores that are
+    `placed` for its models, the other cores of their nodes are reserved, too. Waits for running
+    work, ten minutes at most, and reports it. A process on a GPU has the GPU to itself already."""
     held = {} if placed is None else placed.cores()  # elsewhere, where a node was lost
-    left = {} if gpus else left_cores(alive_nodes(), {bench.node(): 0, **held})
+    left = {} if gpus else left_cores(alive_nodes(), {measuring.node(): 0, **held})
     if not left:
         yield
         return

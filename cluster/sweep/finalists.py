@@ -25,7 +25,7 @@ NEAR_TIES = 0.05  # the largest share of a configuration's forwards that they ca
 
 def time_finalists(
     plan: ResolvedPlan,
-    bench: Remote,
+    measuring: Remote,
     requests: Sequence[Request],
     further: Sequence[Request],
     result: SweepResult,
@@ -36,7 +36,7 @@ def time_finalists(
     autoregressive decoding. Fills `result.timings`, `.race` and `.champion`. Returns the rounds of
     finalists that had only been replayed."""
     contestants = [plan.autoregressive, *_finalists(plan, result, observer)]
-    race = FinalistRace(contestants, requests, further, bench, plan.race)
+    race = FinalistRace(contestants, requests, further, measuring, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
         _count(race, result, folder, observer)

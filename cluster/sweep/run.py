@@ -24,9 +24,9 @@ from ray.exceptions import RayActorError
 from cluster.placed_engine import check_placement
 from cluster.session import Remote, check_nodes, ray_session, resources
 from cluster.sweep.alone import alone
-from cluster.sweep.bench import open_bench
 from cluster.sweep.counting import count_all
 from cluster.sweep.finalists import time_finalists
+from cluster.sweep.measuring import open_measuring
 from cluster.sweep.trial import TrialTask
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
@@ -148,14 +148,14 @@ class _Sweep:
         self.placement = plan.cluster if split or plan.drafts_apart else None
         self.needs = needs if self.placement is None else {}
         self.node: str | None = None
-        self.loaded = ExitStack()  # the bench, if it is
-        self._load_bench()
-        self.node = self.bench.node()
+        self.loaded = ExitStack()  # the measuring process, if it is
+        self._load_pair()
+        self.node = self.measuring.node()
 
-    def _load_bench(self) -> None:
+    def _load_pair(self) -> None:
         """Load the pair in a process that measures, or on the devices of the plan's placement."""
-        self.bench, self.placed = self.loaded.enter_context(
-            open_bench(self.pair, self.plan.cluster, self.gpus, self.node)
+        self.measuring, self.placed = self.loaded.enter_context(
+            open_measuring(self.pair, self.plan.cluster, self.gpus, self.node)
         )
 
     def close(self) -> None:
@@ -171,10 +171,10 @@ class _Sweep:
     ) -> None:
         """Load the prompts' tokens, the pair's data types, and a recording of them."""
         tokens = self.plan.max_new_tokens
-        self.requests = self.bench.requests(prompts, tokens)
-        self.further = self.bench.fitting(further, tokens, len(self.requests))
-        self.pair = self.bench.spec()
-        fingerprints = self.bench.fingerprints()
+        self.requests = self.measuring.requests(prompts, tokens)
+        self.further = self.measuring.fitting(further, tokens, len(self.requests))
+        self.pair = self.measuring.spec()
+        fingerprints = self.measuring.fingerprints()
         self.weights = fingerprints | trained_digests(self.plan.samples)
         count = len(self.requests)
         self.replay = open_replay(
@@ -214,7 +214,7 @@ class _Sweep:
             max_new_tokens=self.plan.max_new_tokens,
             profile=self.profile,
             trials=self.folder.trials(),
-            environment=self.bench.environment(),
+            environment=self.measuring.environment(),
             hardware=self.plan.profile.device if self.plan.profile else None,
         )
 
@@ -228,20 +228,21 @@ class _Sweep:
         def measure() -> Profile:
             self.observer.stage("profiling forwards")
             options = self.plan.forwards.model_dump(exclude_none=True)
-            return self.bench.profile(self.plan.samples, **options)
+            return self.measuring.profile(self.plan.samples, **options)
 
         return self._measure_alone(measure)
 
     def _measure_alone(self, measure: Callable[[], Found]) -> Found:
-        """What `measure` returns, while the nodes of the bench do nothing else. It is called again
-        if the bench, which is then loaded again, or another process of the models is lost."""
+        """What `measure` returns, while the nodes of the measuring process do nothing else. It is
+        called again if that, which is then loaded again, or another process of the models is
+        lost."""
 
         def once() -> Found:
-            if self.bench.lost:
+            if self.measuring.lost:
                 self.loaded.close()
-                self._load_bench()
+                self._load_pair()
             try:
-                with alone(self.bench, self.gpus, self.observer, self.placed):
+                with alone(self.measuring, self.gpus, self.observer, self.placed):
                     return measure()
             except RayActorError:
                 raise CacheLost("the measuring process was lost") from None
@@ -259,7 +260,7 @@ class _Sweep:
     def count(self) -> None:
         """Count every configuration: in parallel, or one after another on the devices of a
         placement."""
-        if self.gpus or self.plan.cluster:  # which the idle bench would keep from the trials
+        if self.gpus or self.plan.cluster:  # which the idle process would keep from the trials
             self.loaded.close()
         count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)
         if self.replay is not None:
@@ -277,24 +278,30 @@ class _Sweep:
 
         def choose_live() -> None:
             if self.result.champion is None:
-                self._time_finalists(self.bench)
-            self._choose_for_load(self.bench)
+                self._time_finalists(self.measuring)
+            self._choose_for_load(self.measuring)
 
         self._measure_alone(choose_live)
 
-    def _time_finalists(self, bench: Remote) -> None:
+    def _time_finalists(self, measuring: Remote) -> None:
         """Time finalists for one request at a time, and keep the outcome where more is to come."""
         timed = time_finalists(
-            self.plan, bench, self.requests, self.further, self.result, self.folder, self.observer
+            self.plan,
+            measuring,
+            self.requests,
+            self.further,
+            self.result,
+            self.folder,
+            self.observer,
         )
         self._write_rounds(timed)
         if self.plan.workload is not None:
             self.folder.save_timed(self.result)
 
-    def _choose_for_load(self, bench: Remote | None) -> None:
+    def _choose_for_load(self, measuring: Remote | None) -> None:
         if self.replay is not None:
             choose_for_workload(
-                self.plan, self.replay, bench, self.result, self.folder, self.observer
+                self.plan, self.replay, measuring, self.result, self.folder, self.observer
             )
 
     def _write_rounds(self, timed: Mapping[str, pd.DataFrame]) -> None:

@@ -30,32 +30,33 @@ from specdec_core.tokens.statistics import rounds_frame
 def choose_for_workload(
     plan: ResolvedPlan,
     replay: Replay,
-    bench: Remote | None,
+    measuring: Remote | None,
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> None:
     """Choose a configuration for each load of the plan's workload, from the counted ones, by
     replayed or decoded rounds. Fills `result.under_load`, and adds the configuration for all loads
-    to `result.trials`. Without a bench, for another machine, the choice is by simulation alone."""
+    to `result.trials`. Without a measuring process, for another machine, the choice is by
+    simulation alone."""
     if plan.workload is None:
         return
     may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win(plan.allow_lossy)]
-    replay = _with_decoded(replay, may_win, bench, result, folder, observer)
+    replay = _with_decoded(replay, may_win, measuring, result, folder, observer)
     candidates = [each for each in may_win if can_simulate(replay, each)]
     if left_out := [each.label for each in may_win if each not in candidates]:
         observer.warned(f"not simulated, so chosen for no load: {', '.join(left_out)}")
     if all(each.drafter is None for each in candidates):
         return
-    if bench is not None:
-        bench.take_workload(Traffic.of(plan.workload, replay.recording))
+    if measuring is not None:
+        measuring.take_workload(Traffic.of(plan.workload, replay.recording))
     choice, simulated = choose_for_load(
         candidates,
         replay,
         result.profile,
         plan.workload,
         plan.live,
-        bench,
+        measuring,
         folder.path / "live",
         observer,
     )
@@ -72,16 +73,16 @@ def choose_for_workload(
 def _with_decoded(
     replay: Replay,
     candidates: Sequence[Configuration],
-    bench: Remote | None,
+    measuring: Remote | None,
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> Replay:
     """The replay with the rounds of the candidates that cannot be replayed. The rounds of a
-    candidate were decoded to count it. A range of a schedule that is no candidate is decoded on the
-    bench; without a bench the schedule is left out."""
+    candidate were decoded to count it. A range of a schedule that is no candidate is decoded by
+    the measuring process; without one the schedule is left out."""
     counted = {t.id for t in result.trials if t.finished and not t.replayed}
-    if bench is None:
+    if measuring is None:
         candidates = [
             each
             for each in candidates
@@ -89,10 +90,10 @@ def _with_decoded(
         ]
 
     def decode(configuration: Configuration) -> pd.DataFrame:
-        assert bench is not None
-        bench.forget()
+        assert measuring is not None
+        measuring.forget()
         requests = recorded_requests(replay.recording)
-        return rounds_frame([bench.decode(configuration, each)[1] for each in requests])
+        return rounds_frame([measuring.decode(configuration, each)[1] for each in requests])
 
     kept = KeptRounds(replay.recording, decode)
 

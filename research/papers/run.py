@@ -31,7 +31,7 @@ from cluster.placed_engine import check_placement
 from cluster.recording import run_recording, weights_of
 from cluster.session import Remote, ray_session, resources
 from cluster.sweep.alone import alone
-from cluster.sweep.bench import open_bench
+from cluster.sweep.measuring import open_measuring
 from research.long_form.study import LongForm, LongFormPlan, measure_long_form, ranges_for
 from research.papers.inputs import load_sets, place_of, with_own_heads
 from research.papers.near_ties import FirstDifference, logit_gap, shared
@@ -171,21 +171,21 @@ def _measured(
     """Load the pair, and measure what is not in `folder` yet."""
     runner = plan.pair.runner
     gpus = resources(runner.threads, runner.device)["GPU"]
-    with open_bench(folder.pair() or plan.pair, plan.cluster, gpus) as (bench, placed):
-        requests = {key: bench.requests(t, plan.max_new_tokens) for key, t in texts.items()}
-        pair = bench.spec()
+    with open_measuring(folder.pair() or plan.pair, plan.cluster, gpus) as (measuring, placed):
+        requests = {key: measuring.requests(t, plan.max_new_tokens) for key, t in texts.items()}
+        pair = measuring.spec()
         distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
         observer.stage(f"warming {len(distinct)} configurations up")
         first = next(iter(requests.values()))[0]
-        again_if_lost(partial(bench.prepare, distinct, first), observer)
-        weights = bench.fingerprints() | trained_digests(distinct)
+        again_if_lost(partial(measuring.prepare, distinct, first), observer)
+        weights = measuring.fingerprints() | trained_digests(distinct)
         with folder.lock():
             folder.keep_weights(weights)
             folder.begin(plan.model_dump(mode="json"), identity)
             folder.save_pair(pair)
-            with alone(bench, gpus, observer, placed):
-                _measure(plan, bench, work, requests, folder, observer)
-                find = partial(_differences, bench, work, requests, folder)
+            with alone(measuring, gpus, observer, placed):
+                _measure(plan, measuring, work, requests, folder, observer)
+                find = partial(_differences, measuring, work, requests, folder)
                 differences = again_if_lost(find, observer)
             result = PapersResult(
                 name=folder.name,
@@ -194,8 +194,8 @@ def _measured(
                 pair=pair,
                 sets={key: sets[key] for key in sets if key in work},
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
-                environment=bench.environment(),
-                target_costs=bench.__ray_call__(lambda own: own.engine.costs.calls),
+                environment=measuring.environment(),
+                target_costs=measuring.__ray_call__(lambda own: own.engine.costs.calls),
                 differences=differences,
             )
             result.save(folder.path)
@@ -313,7 +313,7 @@ def _draft_models(pair: PairSpec) -> dict[str, str]:
 
 def _measure(
     plan: PaperPlan,
-    bench: Remote,
+    measuring: Remote,
     work: Mapping[str, Mapping[Configuration, int]],
     requests: Mapping[str, Sequence[Request]],
     folder: PapersFolder,
@@ -327,12 +327,12 @@ def _measure(
     for key, repeat in missing:
         # Counts do not change with the repeat: untimed configurations are decoded once.
         taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
-        decoded = partial(_block, bench, taken, requests[key], repeat, observer)
+        decoded = partial(_block, measuring, taken, requests[key], repeat, observer)
         folder.save_block(key, repeat, again_if_lost(decoded, observer))
 
 
 def _block(
-    bench: Remote,
+    measuring: Remote,
     taken: Sequence[Configuration],
     requests: Sequence[Request],
     repeat: int,
@@ -340,10 +340,10 @@ def _block(
 ) -> Block:
     """The block of the configurations that are `taken` in the repeat of that number."""
     block = Block()
-    bench.forget()
+    measuring.forget()
     for turn, request in enumerate(requests if taken else (), repeat * len(requests)):
         for configuration in interleaved(taken, turn):
-            seconds, generation = bench.decode(configuration, request)
+            seconds, generation = measuring.decode(configuration, request)
             block.seconds.setdefault(configuration.id, []).append(seconds)
             if not repeat:  # further repeats generate the same
                 block.generations.setdefault(configuration.id, []).append(generation)
@@ -352,7 +352,7 @@ def _block(
 
 
 def _differences(
-    bench: Remote,
+    measuring: Remote,
     work: Mapping[str, Mapping[Configuration, int]],
     requests: Mapping[str, Sequence[Request]],
     folder: PapersFolder,
@@ -374,7 +374,9 @@ def _differences(
                     places.append({**place, "prompt": number, "position": position})
                     text = [*requests[key][number].tokens, *autoregressive[:position]]
                     cases.append((text, own.tokens[position], autoregressive[position]))
-    gaps = bench.__ray_call__(lambda own: [logit_gap(own.engine.target, *case) for case in cases])
+    gaps = measuring.__ray_call__(
+        lambda own: [logit_gap(own.engine.target, *case) for case in cases]
+    )
     return [
         FirstDifference(**place, gap=gap, rounding=rounding)
         for place, (gap, rounding) in zip(places, gaps, strict=True)

@@ -96,7 +96,9 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(cluster, tiny
         text=True,
     ) as driver:
         wait_for(lambda: finished() >= 2, driver)
-        first, second = sorted(cluster.worker_nodes, key=lambda node: "Bench" in actors(node))
+        first, second = sorted(
+            cluster.worker_nodes, key=lambda node: "MeasuringProcess" in actors(node)
+        )
         os.kill(actors(first)[TRIAL], signal.SIGKILL)
         killed_at = finished()
         wait_for(lambda: finished() > killed_at + 1 and TRIAL in actors(second), driver)

@@ -89,8 +89,8 @@ class Loss(Heard, SweepObserver):
         self.step()
 
     def kill(self) -> None:
-        title = {"draft": "Draft", "bench": "Bench"}.get(self.what, "Shard")
-        every = [*nodes().worker_nodes, nodes().head_node]  # a bench may be on the head
+        title = {"draft": "Draft", "measuring": "MeasuringProcess"}.get(self.what, "Shard")
+        every = [*nodes().worker_nodes, nodes().head_node]  # which may have what measures
         node = next(node for node in every if title in actors(node))
         if self.what == "node":
             nodes().remove_node(node, allow_graceful=False)
@@ -154,9 +154,9 @@ def record(spec, prompts, home, what):
 
 
 def sweep(spec, prompts, home, what):
-    """One configuration is counted before the loss, the other one during it; the bench counts
-    none."""
-    during = ("timing",) if what == "bench" else ("counting", "timing")
+    """One configuration is counted before the loss, the other one during it; the measuring
+    process counts none."""
+    during = ("timing",) if what == "measuring" else ("counting", "timing")
     loss, whole = Loss(what, *during), load_pair(spec)
     chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
     search = [{"drafter": each} for each in (chain, {"kind": "pearl", "window": 4, "wait": 2})]
@@ -269,9 +269,8 @@ CELLS = [(stage, what) for stage in STAGES for what in ("shard", "draft", "node"
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "what"),
-    # A node may also have the server, with which its streams end. The bench is the process that
-    # measures, which a lost node may have had, too.
-    [*CELLS, (serve, "shard"), (serve, "draft"), (sweep, "bench"), (papers, "bench")],
+    # A node may also have the server, with which its streams end, or the measuring process.
+    [*CELLS, (serve, "shard"), (serve, "draft"), (sweep, "measuring"), (papers, "measuring")],
 )
 def test_a_stage_loses_nothing(driver, stage, what, tiny_spec, tmp_path):
     prompts = prompts_file(tmp_path, [f"def f{n}(x):" for n in range(SHARD + 2)])

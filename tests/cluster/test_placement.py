@@ -17,7 +17,7 @@ from cluster.recording import run_recording
 from cluster.session import QUIET, start_actor
 from cluster.sharded_target.shard import Shard
 from cluster.sharded_target.target_group import START_LIMIT
-from cluster.sweep.bench import open_bench
+from cluster.sweep.measuring import open_measuring
 from cluster.sweep.run import run_sweep
 from research.papers.plan import PaperPlan
 from research.papers.run import run_papers
@@ -144,29 +144,30 @@ def test_processes_may_take_as_long_to_start_as_their_runtime_environment():
     assert RuntimeEnvConfig()["setup_timeout_seconds"] < START_LIMIT
 
 
-def processes(bench):
-    """Those of a bench, and of the models that its engine has run."""
-    assert "actor" in vars(bench.pair.draft)
-    return [os.getpid(), *map(process_of, [*bench.pair.group._shards, bench.pair.draft.actor])]
+def processes(measuring):
+    """The one that measures, and those of the models that its engine has run."""
+    pair = measuring.pair
+    assert "actor" in vars(pair.draft)
+    return [os.getpid(), *map(process_of, [*pair.group._shards, pair.draft.actor])]
 
 
 def test_finalists_are_timed_with_the_draft_on_its_own_device(ray_running, tiny_pair):
     prompt = tuple(tiny_pair.tokenizer("def main():")["input_ids"])
     request = Request("a", prompt, TOKENS)
     [expected] = Engine(tiny_pair, FOUR).generate([request])
-    with open_bench(tiny_pair.spec, placement(), gpus=0) as (bench, placed):
+    with open_measuring(tiny_pair.spec, placement(), gpus=0) as (measuring, placed):
         assert placed is not None
         assert placed.cores().total() == 2
-        bench.prepare([FOUR], request)
-        _, generation = bench.decode(FOUR, request)
+        measuring.prepare([FOUR], request)
+        _, generation = measuring.decode(FOUR, request)
         assert generation.tokens == expected.tokens
         assert generation.counts == expected.counts
-        *_, draft = running = bench.__ray_call__(processes)
+        *_, draft = running = measuring.__ray_call__(processes)
         assert len({*running}) == 3
         os.kill(draft, signal.SIGKILL)
         with pytest.raises(CacheLost):  # it decodes the same, in another time
-            bench.decode(FOUR, request)
-        _, generation = bench.decode(FOUR, request)
+            measuring.decode(FOUR, request)
+        _, generation = measuring.decode(FOUR, request)
         assert generation.counts == expected.counts
     place(placement()).remove()  # the devices are free again
 

@@ -34,10 +34,10 @@ from specdec_core.tokens.statistics import Generation
 WARM_UP_TOKENS = 8
 
 
-class Bench:
-    """The measuring process. Run as a Ray actor (:func:`open_bench`), so that it gets the hardware
-    that trials get and no thread of the driver disturbs it. Its models are on the devices that are
-    `placed`, if any."""
+class MeasuringProcess:
+    """What measures in a sweep. Run as a Ray actor (:func:`open_measuring`), so that it gets the
+    hardware that trials get and no thread of the driver disturbs it. Its models are on the devices
+    that are `placed`, if any."""
 
     def __init__(self, spec: PairSpec, placed: Placed | None = None) -> None:
         self.pair = load_pair(spec) if placed is None else load_sharded(spec, placed)
@@ -136,30 +136,31 @@ class Bench:
 
 
 @contextmanager
-def open_bench(
+def open_measuring(
     spec: PairSpec, placement: Placement | None, gpus: float, node: str | None = None
 ) -> Iterator[tuple[Remote, Placed | None]]:
-    """A loaded bench, with its models on the devices of `placement`, which are yielded too; or else
-    on `node` if that is still alive, with `gpus`. It reserves no CPU beside its devices: it is idle
-    while trials run, and :func:`cluster.sweep.alone.alone` reserves its nodes while it measures."""
+    """A loaded measuring process, with its models on the devices of `placement`, which are yielded
+    too; or else on `node` if that is still alive, with `gpus`. It reserves no CPU beside its
+    devices: it is idle while trials run, and :func:`cluster.sweep.alone.alone` reserves its nodes
+    while it measures."""
     placed = None if placement is None else place(placement)
     if placed is not None:
         gpus = 0  # its models have processes of their own
     elif not gpus:
-        node = node or _bench_node(spec.runner.threads)
+        node = node or _measuring_node(spec.runner.threads)
     where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
     options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": where}
-    bench = Remote(start_actor(Bench, spec, placed, **options))
+    measuring = Remote(start_actor(MeasuringProcess, spec, placed, **options))
     try:
-        bench.spec()
-        yield bench, placed
+        measuring.spec()
+        yield measuring, placed
     finally:
-        bench.kill()
+        measuring.kill()
         if placed is not None:
             placed.remove()
 
 
-def _bench_node(threads: int) -> str | None:
+def _measuring_node(threads: int) -> str | None:
     """A node with at least `threads` cores, preferably the driver's. A head node often has no cores
     for workers."""
     nodes = {n["NodeID"] for n in alive_nodes() if n["Resources"].get("CPU", 0) >= threads}
