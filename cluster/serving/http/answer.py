@@ -23,9 +23,9 @@ from cluster.serving.http.bodies import JsonRequest, run
 from cluster.serving.http.limits import Account, WindowUse, within
 from cluster.serving.http.rounds import Rounds, StreamedRound
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import SpecDec, Usage, optional
+from cluster.serving.protocol.counts import SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
-from cluster.serving.protocol.fields import StreamOptions
+from cluster.serving.protocol.fields import StreamOptions, optional
 from cluster.serving.protocol.generation import GenerationRequest
 from cluster.serving.stream import Stream
 from specdec_core.engine import Chunk, Request

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
+from cluster.serving.protocol.fields import optional
 from specdec_core.config import Configuration, distinct_labels, identity
 from specdec_core.tokens.statistics import Counts, Generation
 
 NO_DRAFTER = "no drafter"  # the label of a range without speculation in a schedule
-
-
-def optional() -> Any:
-    """A field that is left out where it is None."""
-    return Field(default=None, exclude_if=lambda value: value is None)
 
 
 class PromptTokens(BaseModel):

@@ -1,4 +1,4 @@
-"""The values that the fields of requests may have."""
+"""The values that the fields of requests may have, and fields that need not be there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ MAX_CHOICES = 32  # for each prompt
 def neutral(expected: str) -> Any:
     """An optional field. Clients send its neutral value; an error says what was `expected`."""
     return Field(default=None, description=expected)
+
+
+def optional() -> Any:
+    """A field that is left out where it is None."""
+    return Field(default=None, exclude_if=lambda value: value is None)
 
 
 def _only(wanted: bool) -> AfterValidator:

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from cluster.serving.protocol.counts import optional
-from cluster.serving.protocol.fields import Part
+from cluster.serving.protocol.fields import Part, optional
 from specdec_core.tokens.grammar import Grammar
 
 MAX_TOOLS = 128

@@ -14,9 +14,17 @@ from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import optional
 from cluster.serving.protocol.errors import ApiError, conflict
-from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, Tops, neutral
+from cluster.serving.protocol.fields import (
+    Empty,
+    Labels,
+    NewTokens,
+    No,
+    Part,
+    Tops,
+    neutral,
+    optional,
+)
 from cluster.serving.protocol.generation import GenerationRequest
 from cluster.serving.protocol.logprobs import ChatLogprobs
 from cluster.serving.protocol.messages import Content, Rendered

@@ -18,8 +18,7 @@ from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import optional
-from cluster.serving.protocol.fields import Count, Text, TokenIds, Tops, neutral
+from cluster.serving.protocol.fields import Count, Text, TokenIds, Tops, neutral, optional
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from cluster.serving.protocol.logprobs import CompletionLogprobs
 from specdec_core.engine import Chunk, Request

@@ -15,8 +15,17 @@ from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.openapi import streamed
 from cluster.serving.http.routes.chat import ChatRequest, chat_requests
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import SpecDec, Usage, optional
-from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, TopP, neutral
+from cluster.serving.protocol.counts import SpecDec, Usage
+from cluster.serving.protocol.fields import (
+    Empty,
+    Labels,
+    NewTokens,
+    No,
+    Part,
+    TopP,
+    neutral,
+    optional,
+)
 from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
 from cluster.serving.protocol.messages import (
     AssistantMessage,
