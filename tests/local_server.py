@@ -85,6 +85,16 @@ def threaded(engine: Engine) -> EngineProcess:
     return process
 
 
+@contextmanager
+def opened(loop: EngineLoop) -> Iterator[EngineLoop]:
+    """It takes requests during the block, in which an event loop runs."""
+    loop.open()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
 def served_of(
     engine: Engine | EngineProcess,
     queue: int = QUEUE,

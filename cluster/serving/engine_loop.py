@@ -102,7 +102,7 @@ class Submission:
 
 
 class EngineLoop:
-    """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`.
+    """Steps an engine while it has requests, between `open` and `close`.
 
     While `queue` requests or more wait for a slot, no more are taken.
     """
@@ -117,13 +117,6 @@ class EngineLoop:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._stepping = False  # whether a step is queued; used by the engine's thread only
         self._prefill_seconds = 0.0  # that were reported to the observer
-
-    async def __aenter__(self) -> EngineLoop:
-        self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
     def open(self) -> None:
         """Belong to the running event loop."""

@@ -21,7 +21,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import Generation
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import BANDIT, CHAIN
-from tests.local_server import service_of, threaded
+from tests.local_server import opened, service_of, threaded
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair
     alone = Engine(tiny_pair, CHAIN)
     expected = [alone.generate([r])[0].tokens for r in requests]
 
-    async with EngineLoop(threaded(engine)) as loop:
+    with opened(EngineLoop(threaded(engine))) as loop:
         both, others = loop.submit(requests[:2]), [loop.submit([r]) for r in requests[2:]]
         results = await asyncio.gather(generations(both, 2), *map(generations, others))
         assert [g.tokens for result in results for g in result] == expected
@@ -58,7 +58,7 @@ async def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair
 
 
 async def test_a_closed_or_lost_submission_frees_its_slots(engine):
-    async with EngineLoop(threaded(engine)) as loop:
+    with opened(EngineLoop(threaded(engine))) as loop:
         submission = loop.submit([request(engine, f"closed {i}") for i in range(4)])
         await submission.chunks.get()
         submission.close()
@@ -75,7 +75,7 @@ async def test_a_closed_or_lost_submission_frees_its_slots(engine):
 async def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_one_not_at_all(
     engine,
 ):
-    async with EngineLoop(threaded(engine)) as loop:
+    with opened(EngineLoop(threaded(engine))) as loop:
         submission = loop.submit([request(engine, f"choice {i}") for i in range(4)])
         submission.close()
         submission.close()
@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_as_its_engine_ends_gives_up_every_choice(eng
     process, dropped = threaded(engine), []
     monkeypatch.setattr(process._process, "poll", lambda: None)
 
-    async with EngineLoop(process) as loop:
+    with opened(EngineLoop(process)) as loop:
         loop.observer.dropped = dropped.append
         submission = loop.submit([request(engine, f"choice {i}", tokens=200) for i in range(2)])
         await submission.chunks.get()

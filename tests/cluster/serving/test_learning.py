@@ -23,7 +23,7 @@ from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import CHAIN, LOSSY
-from tests.local_server import served_of, service_of
+from tests.local_server import opened, served_of, service_of
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
@@ -190,7 +190,7 @@ async def test_requests_beside_a_busy_engine_do_not_count(sides, generation):
     """The champion is still busy with what it took before the challenger's turn."""
     canary = Canary([sides[0]], [sides[1]], 0.5)
 
-    async with sides[0].loop as loop:
+    with opened(sides[0].loop) as loop:
         submission = loop.submit([Request("long", (5, 6), 200, ignore_eos=True)])
         for number in range(COUNTED):
             assert canary.choose([str(number)]) == "challenger"
