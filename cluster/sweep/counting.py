@@ -41,15 +41,14 @@ def count_all(
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
-    trial: type[CountTrial] = CountTrial,
 ) -> None:
-    """Count every configuration that `folder` does not hold yet, in trials of the class `trial`;
-    fills `result.trials` and `.replay`. What is decoded runs in processes that need `needs`, or
-    without any needs in a single one, which has its models on the devices of a placement. Raises
-    :class:`UserError`, with the last reason, where none could be counted."""
+    """Count every configuration that `folder` does not hold yet; fills `result.trials` and
+    `.replay`. What is decoded runs in processes that need `needs`, or without any needs in a single
+    one, which has its models on the devices of a placement. Raises :class:`UserError`, with the
+    last reason, where none could be counted."""
     done = {trial.id for trial in result.trials}
     record = _Record(result, folder, observer)
-    counting = _Counting(plan, task, trial, record)
+    counting = _Counting(plan, task, record)
     started, before = time.perf_counter(), _replayed(result)
     if plan.configurations is None:
         search_alg, finished = _optuna(plan, task.profile, folder)
@@ -97,7 +96,6 @@ class _Counting:
 
     plan: ResolvedPlan
     task: TrialTask
-    trial: type[CountTrial]
     record: _Record
 
     def search(self, needs: dict[str, float], search_alg: Searcher, trials: int) -> None:
@@ -138,7 +136,7 @@ class _Counting:
                 grace_period=self.task.chunk,
                 reduction_factor=2,  # a few prompts are noisy: the better half continues
             )
-        trial = tune.with_parameters(self.trial, task=self.task)
+        trial = tune.with_parameters(CountTrial, task=self.task)
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
             needs_room(self.record.folder.path, any_file=True),

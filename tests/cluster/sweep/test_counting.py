@@ -12,6 +12,7 @@ import ray
 from ray import tune
 from ray.cloudpickle import register_pickle_by_value
 
+from cluster.sweep import counting
 from cluster.sweep.counting import count_all
 from cluster.sweep.trial import Counted, grouped
 from specdec_core.base.errors import UserError
@@ -114,7 +115,9 @@ def count(folder, tell, trial=IdleTrial):
         profile=PLAN.profile.of(PLAN.pair.drafts),
         trials=own.trials(),
     )
-    count_all(PLAN, IdleTask(0.1), {"CPU": 1}, result, own, tell, trial)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "CountTrial", trial)
+        count_all(PLAN, IdleTask(0.1), {"CPU": 1}, result, own, tell)
     return result
 
 
