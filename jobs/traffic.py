@@ -35,19 +35,16 @@ def read_command(text: str | None) -> tuple[str, ...]:
 
 @contextmanager
 def watched(
-    server: RunningServer,
-    command: Sequence[str],
-    warn: Callable[[str], None],
-    seconds: float = LOOK,
+    server: RunningServer, command: Sequence[str], warn: Callable[[str], None]
 ) -> Iterator[None]:
     """During the block, start `command` when `server` raises an alarm of changed traffic. At most
-    one command runs at a time. `warn` gets messages; `seconds` are between two looks."""
+    one command runs at a time. `warn` gets messages."""
     over = Event()
 
     def look() -> None:
         known: list[Any] | None = None  # alarms
         running: subprocess.Popen[bytes] | None = None
-        while not over.wait(seconds):
+        while not over.wait(LOOK):
             try:
                 alarms = server.health().get("drift", [])
             except UserError:  # the server starts an engine again, or ends

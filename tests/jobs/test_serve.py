@@ -23,7 +23,7 @@ from cluster.serving.http.access import Access, read_keys
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from dashboards.tracking import registry
-from jobs import deploy, serve
+from jobs import deploy, serve, traffic
 from jobs.choice import choose
 from jobs.serve_keys import main as make_key
 from jobs.traffic import SIGNAL, read_command, watched
@@ -351,6 +351,7 @@ def ask(server, tokens, prompt="def main("):
 
 
 def test_changed_traffic_is_said_and_starts_the_command(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(traffic, "LOOK", 0.2)
     monkeypatch.setattr(drift, "SECONDS", 0.0)
     monkeypatch.setattr(drift, "REQUESTS", 1)
     monkeypatch.setattr(drift, "WEEK", 1e-6)  # each mean may bring the most of false alarms
@@ -361,7 +362,7 @@ def test_changed_traffic_is_said_and_starts_the_command(server, tmp_path, monkey
     told = tmp_path / "told"
     words = [sys.executable, "-c", script, str(told), SIGNAL]
     command = read_command(shlex.join(words))
-    with watched(server, command, said.append, 0.2):
+    with watched(server, command, said.append):
         time.sleep(0.3)  # it has looked
         for prompt in [*["import"] * 15, *["import " * 30] * 60]:
             ask(server, 1, prompt)
