@@ -90,7 +90,7 @@ def compare_servers(
     return [rows[each] for each in entered]
 
 
-def shown_slower(rows: Sequence[LoadRow], load: Load, looks: int = 1) -> set[str]:
+def shown_slower(rows: Sequence[LoadRow], load: Load, looks: int) -> set[str]:
     """The names of the rows that another one without errors is shown to be faster than under a
     load, by the runs that they have, in a race that is looked at `looks` times: for all pairs and
     looks together (Bonferroni). By a single run, which may be disturbed as a whole, it must be

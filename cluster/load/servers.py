@@ -66,8 +66,8 @@ def other_servers(
     pair: Pair,
     cores: Cores,
     scratch: Path,
-    ours: Sequence[Mode] = (),
-    warned: Callable[[str], None] | None = None,
+    ours: Sequence[Mode],
+    warned: Callable[[str], None] | None,
 ) -> Iterator[ServerContestant]:
     """Another server in each of its modes and in `ours`. Files are in `scratch`, as above. A mode
     that cannot run is `warned` of and left out, and with the first one all modes are. Without
@@ -91,7 +91,7 @@ def mode_server(
     mode: Mode,
     cores: Cores,
     scratch: Path,
-    needed: bool = False,
+    needed: bool,
     logs: Path | None = None,
 ) -> ServerContestant:
     """A server in one mode, as above. What it prints is kept in the folder `logs`, if that is

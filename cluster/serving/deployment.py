@@ -98,7 +98,7 @@ def check_room(start: Start) -> None:
         )
 
 
-def check_cores(cores: Sequence[int], replicas: int = 1) -> None:
+def check_cores(cores: Sequence[int], replicas: int) -> None:
     """Raises :class:`UserError` for cores that this machine does not have, or that the replicas
     cannot share."""
     if not cores:

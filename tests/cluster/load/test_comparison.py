@@ -265,9 +265,9 @@ def test_of_many_servers_and_looks_chance_shows_none_to_be_slower():
     # Just shown to be slower, where only two are compared, once.
     slow *= 1.001 / over(others[0], row("a", slow), load).low
     both = [row("a", slow), others[0]]
-    assert shown_slower(both, load) == {"a"}
+    assert shown_slower(both, load, looks=1) == {"a"}
     assert shown_slower(both, load, looks=10) == set()
-    assert shown_slower([row("a", slow), *others], load) == set()
+    assert shown_slower([row("a", slow), *others], load, looks=1) == set()
 
 
 CHAIN_MODE = {"kind": "draft_model", "policy": {"kind": "confidence_product", "threshold": 0.3}}
@@ -310,7 +310,7 @@ def test_a_mode_that_cannot_run_is_left_out_and_with_the_first_all_are(
     assert [each.row.name for each in other_servers(*given, (), heard.warned)] == left
     assert heard.warnings == [f"without {broken}: its model cannot be converted"]
     with pytest.raises(UserError, match="cannot be converted"):
-        list(other_servers(*given))
+        list(other_servers(*given, (), None))
 
 
 @pytest.mark.long
@@ -332,7 +332,7 @@ def test_vllm_writes_the_same_under_the_same_load(tmp_path):
         Mode("by load", BY_LOAD | {"model": located("bundled:draft-small")}, with_ours=True),
         vllm.plug_in_mode(hybrid, "plug-in"),
     ]
-    plain, *own, export, plugged = other_servers(vllm, pair, cores, tmp_path, mine)
+    plain, *own, export, plugged = other_servers(vllm, pair, cores, tmp_path, mine, None)
     draft = next(c for c in own if "draft model" in c.row.name)
     assert plugged.row.name == "plug-in"
     workload = plan.workload(prompts, pair)
