@@ -29,9 +29,7 @@ class OwnServer(Server):
     version = "1"
     stages = frozenset({"serve", "profile"})
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if drafter is None:
-            return Counterpart({})
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if isinstance(drafter, PromptLookupSettings) or fixed_chain(drafter) is not None:
             return Counterpart(drafter.model_dump(mode="json"))
         return None

@@ -20,10 +20,10 @@ class WordServer(Server):
     version = "1"
     stages = frozenset({"serve"})
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if isinstance(drafter, TreeSettings):
             return None
-        return Counterpart({} if drafter is None else drafter.model_dump(mode="json"))
+        return Counterpart(drafter.model_dump(mode="json"))
 
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         raise NotImplementedError

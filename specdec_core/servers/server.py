@@ -157,8 +157,12 @@ class Server(ABC):
     # Settings
 
     @abstractmethod
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
+        """The counterpart of a drafter; None if it has none."""
+
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        """Its settings for a drafter; None if it has no counterpart."""
+        """The counterpart of a drafter or of decoding without one; None if it has none."""
+        return Counterpart({}) if drafter is None else self.settings_for(drafter, models)
 
     @abstractmethod
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:

@@ -49,9 +49,7 @@ class LlamaCpp(Server):
     gguf = True
     both_occurrences = True
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if drafter is None:
-            return Counterpart({})
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if isinstance(drafter, HybridSettings):
             return self._both(drafter, models)
         return self._lookup(drafter) or _draft(drafter, models)

@@ -26,9 +26,7 @@ class SgLang(Server):
     heads = "specforge"
     eagle = True
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if drafter is None:
-            return Counterpart({})
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if (chain := fixed_chain(drafter)) is not None:
             place, kind, *_ = models.draft(chain.draft)
             if kind not in _ALGORITHMS:

@@ -31,9 +31,7 @@ class TensorRtLlm(Server):
     files = (FILE,)
     heads = "specforge"
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if drafter is None:
-            return Counterpart({})
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if (chain := fixed_chain(drafter)) is not None:
             return _chain(chain, models)
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):

@@ -51,9 +51,7 @@ class Transformers(Server):
     occurrence = "earliest"
     measures = True
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if drafter is None:
-            return Counterpart({})
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if isinstance(drafter, PromptLookupSettings) and drafter.min_ngram == 1:
             return Counterpart(
                 {

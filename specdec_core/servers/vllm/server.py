@@ -58,9 +58,7 @@ class Vllm(Server):
     heads = "speculators"
     occurrence = "earliest"
 
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if drafter is None:
-            return Counterpart({})
+    def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if (chain := fixed_chain(drafter)) is not None:
             return chain_settings(chain, models)
         if isinstance(drafter, PromptLookupSettings):
