@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from specdec_core.models.eagle import AnyHead
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
+from specdec_core.prompts.prompt import Prompt, PromptSet
 from specdec_core.recordings.schema import (
     DRAFTS,
     EVERY_ROW,
@@ -34,7 +36,10 @@ from specdec_core.recordings.schema import (
     PROMPTS,
     TRAJECTORY_ONLY,
     Header,
+    Recording,
     Shard,
+    save_header,
+    write_shard,
 )
 from specdec_core.recordings.unrolled import ChainStart, HeadRecorder, draft_chains
 from specdec_core.tokens.acceptance import Places
@@ -44,6 +49,25 @@ _CHUNK = 128  # positions of a teacher-forced forward
 _BRANCHES = 8  # continuations drafted together
 _SLOTS = 8  # prompts completed together
 _SLOTS_ALONE = 32  # the same, for a target without drafts
+
+
+def record_requests(
+    pair: Pair, requests: Sequence[Request], folder: Path, /, **facts: Any
+) -> Recording:
+    """A recording of `requests` in `folder`, made in this process; `facts` are of its header."""
+    decode = pair.tokenizer.decode
+    prompts = [Prompt(asked.id, str(decode([*asked.tokens]))) for asked in requests]
+    known = {
+        "pair": pair.spec,
+        "fingerprints": pair.fingerprints,
+        "eos_token_ids": tuple(pair.eos_token_ids),
+        "prompts": PromptSet.of(folder.name, prompts),
+        "max_new_tokens": requests[0].max_new_tokens,
+    }
+    header = Header(**{**known, **facts})
+    save_header(header, folder)
+    write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
+    return Recording.open(folder)
 
 
 class Recorder:

@@ -7,7 +7,7 @@ from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.find import finish
-from tests.specdec_core.recordings.recorded import recorded
+from specdec_core.recordings.record import record_requests
 
 
 def record_prompts(
@@ -25,5 +25,5 @@ def record_prompts(
         for i, prompt in enumerate(prompts)
     ]
     described, sampling = PromptSet.of(str(source), prompts), sampling or Sampling()
-    recorded(pair, requests, folder, prompts=described, sampling=sampling, mixing=0)
+    record_requests(pair, requests, folder, prompts=described, sampling=sampling, mixing=0)
     finish(folder)

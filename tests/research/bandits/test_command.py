@@ -13,10 +13,10 @@ from specdec_core.config import load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.recordings.find import FINISHED
+from specdec_core.recordings.record import record_requests
 from tests.commands import assert_shown, far_profile, prompts_file
 from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
-from tests.specdec_core.recordings.recorded import recorded
 
 ARMS = [1, 4, {"kind": "prompt_lookup"}]
 
@@ -83,7 +83,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(compared, home):
 
 def test_a_recording_is_replayed_with_another_machines_times(compared, home, tiny_pair):
     folder = home / "traces" / "known"
-    recorded(tiny_pair, REQUESTS, folder)
+    record_requests(tiny_pair, REQUESTS, folder)
     (folder / FINISHED).touch()
     done = compared("--traces", folder, "--profile", home / "far.yaml")
     assert_shown(done, "replayed, 4 prompts", "far away")

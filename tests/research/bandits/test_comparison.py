@@ -8,10 +8,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.engine import Engine
+from specdec_core.recordings.record import record_requests
 from specdec_core.recordings.replay import Replay
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
 from tests.specdec_core.cost.examples import constant_profile
-from tests.specdec_core.recordings.recorded import recorded
 
 PLAN = parse(
     ArmsPlan,
@@ -94,7 +94,7 @@ def test_turns_of_several_prompts_are_decoded_together(tiny_pair):
 
 
 def test_replayed_rounds_are_the_decoded_ones(raced, tiny_pair, tmp_path):
-    recording = recorded(tiny_pair, REQUESTS, tmp_path)
+    recording = record_requests(tiny_pair, REQUESTS, tmp_path)
     profile = constant_profile(0.1, 0.01)
     replayed = replay_all(Replay(recording, profile=profile), PLAN, profile)
     assert replayed.modelled

@@ -8,10 +8,8 @@ import pandas as pd
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.record import record_requests
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 
 TOKENS = 32
@@ -20,39 +18,13 @@ COLUMNS = ["request_id", "round"]
 COLUMNS += [name for name in Round.__dataclass_fields__ if not name.endswith("_seconds")]
 
 
-def recorded(
-    pair: Pair,
-    requests: Sequence[Request],
-    folder: Path,
-    /,
-    shard: int | None = None,
-    **changes: object,
-) -> Recording:
-    """A recording of `requests`, in shards of `shard`; `changes` replace facts of its header."""
-    facts = {
-        "pair": pair.spec,
-        "fingerprints": pair.fingerprints,
-        "eos_token_ids": tuple(pair.eos_token_ids),
-        "prompts": PromptSet(source="test", count=len(requests), digest="0"),
-        "max_new_tokens": requests[0].max_new_tokens,
-        **changes,
-    }
-    header = Header(**facts)
-    save_header(header, folder)
-    recorder, numbered = Recorder(pair, header), list(enumerate(requests))
-    size = shard or len(numbered)
-    for number, first in enumerate(range(0, len(numbered), size)):
-        write_shard(recorder.record(numbered[first : first + size]), folder, number)
-    return Recording.open(folder)
-
-
 def replay_of(pair: Pair, texts: Sequence[str], folder: Path, new_tokens: int = 24) -> Replay:
     """The replay of a recording of `texts`."""
     asked = [
         Request(str(n), tuple(pair.tokenizer(text)["input_ids"]), new_tokens, seed=n)
         for n, text in enumerate(texts)
     ]
-    return Replay(recorded(pair, asked, folder, mixing=0), hidden=False)
+    return Replay(record_requests(pair, asked, folder, mixing=0), hidden=False)
 
 
 def assert_replayed(

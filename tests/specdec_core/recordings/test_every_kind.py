@@ -11,6 +11,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
+from specdec_core.recordings.record import record_requests
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import NOTHING
 from tests.conftest import save_random_head
@@ -18,7 +19,7 @@ from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.kinds import chain, configured, drafter, policy
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.models.reduced_draft.drafts import copied_pair, narrowed_pair
-from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
+from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed
 from tests.specdec_core.recordings.short_pair import POSITIONS, short_pair
 
 # What is not recorded (of a token cache: what is useful, as it comes without being asked).
@@ -28,7 +29,9 @@ KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_
 
 @pytest.fixture(scope="module")
 def replay(tiny_pair, requests, tmp_path_factory):
-    return Replay(recorded(tiny_pair, requests, tmp_path_factory.mktemp("every-kind"), mixing=0))
+    return Replay(
+        record_requests(tiny_pair, requests, tmp_path_factory.mktemp("every-kind"), mixing=0)
+    )
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ def reduced_pair(request, tiny_spec, tmp_path_factory):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_its_rounds_are_replayed_as_they_are_decoded(reduced_pair, requests, tmp_path, sampling):
-    replay = Replay(recorded(reduced_pair, requests, tmp_path, sampling=sampling))
+    replay = Replay(record_requests(reduced_pair, requests, tmp_path, sampling=sampling))
     drafters = [chain("svip", threshold=2.0, max_tokens=10)]
     if sampling.greedy:
         drafters.append({"kind": "tree", "branching": [3, 2, 1]})
@@ -130,7 +133,7 @@ def headed_pair(tiny_pair):
 @pytest.fixture(scope="module", params=SAMPLINGS)
 def headed_replay(headed_pair, requests, tmp_path_factory, request):
     facts = {"sampling": SAMPLINGS[request.param], "eagle_heads": (HEAD,)}
-    return Replay(recorded(headed_pair, requests, tmp_path_factory.mktemp("heads"), **facts))
+    return Replay(record_requests(headed_pair, requests, tmp_path_factory.mktemp("heads"), **facts))
 
 
 def decoding(drafter, headed_replay):
@@ -194,7 +197,7 @@ def test_of_a_recording_with_rejection_sampling_other_drafts_are_replayed(
     headed_pair, requests, tmp_path
 ):
     facts = {"sampling": Sampling(temperature=1.0), "eagle_heads": (HEAD,)}
-    drawn = Replay(recorded(headed_pair, requests, tmp_path, **facts), drawn=True)
+    drawn = Replay(record_requests(headed_pair, requests, tmp_path, **facts), drawn=True)
     assert drawn.can(decoding({"kind": "draft_model"}, drawn))
     assert not drawn.can(decoding(HEAD_CHAIN, drawn))
 
@@ -206,7 +209,7 @@ def pair_of_short(tiny_pair, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
 def recording(pair_of_short, requests, tmp_path_factory, request):
-    return recorded(
+    return record_requests(
         pair_of_short,
         requests,
         tmp_path_factory.mktemp("recording"),

@@ -17,12 +17,11 @@ from specdec_core.drafting.policies.policy import build_policy
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Request
 from specdec_core.recordings import schema
-from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.record import Recorder, record_requests
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.track import RuleSignals, Track
 from specdec_core.recordings.verified import verified
 from tests.conftest import generated
-from tests.specdec_core.recordings.recorded import recorded
 
 N = 40
 
@@ -30,7 +29,11 @@ N = 40
 def record(pair, folder, prompts=6, **settings):
     """Record a few short prompts of the tiny pair in shards of two."""
     given = {"fingerprints": {"target": "t", "draft": "d"}, **settings}
-    return recorded(pair, requests(prompts), folder, shard=2, **given)
+    recording = record_requests(pair, requests(2), folder, **given)
+    recorder, numbered = Recorder(pair, recording.header), list(enumerate(requests(prompts)))
+    for first in range(2, prompts, 2):
+        schema.write_shard(recorder.record(numbered[first : first + 2]), folder, first // 2)
+    return recording
 
 
 def requests(count, new_tokens=N):

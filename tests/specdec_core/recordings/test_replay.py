@@ -12,13 +12,13 @@ from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.recordings.record import record_requests
 from specdec_core.recordings.replay import Replay
 from specdec_core.tokens.statistics import Counts
 from tests.conftest import save_random_head
 from tests.specdec_core.cost.examples import constant_profile
 from tests.specdec_core.kinds import NEEDED, configured
 from tests.specdec_core.recordings.recorded import assert_same
-from tests.specdec_core.recordings.recorded import recorded as make_recording
 
 FEW, TOKENS = 6, 32
 LONG = 14  # the prompt where the draft agrees for more tokens than a recorded chain has
@@ -100,14 +100,14 @@ def recorded():
 @pytest.fixture(scope="module")
 def short(recorded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("greedy")
-    return Replay(make_recording(recorded.pair, recorded.requests, folder, mixing=0))
+    return Replay(record_requests(recorded.pair, recorded.requests, folder, mixing=0))
 
 
 @pytest.fixture(scope="module")
 def coupled(recorded, tmp_path_factory):
     facts = {"mixing": 0, "sampling": COUPLED}
     folder = tmp_path_factory.mktemp("coupled")
-    return Replay(make_recording(recorded.pair, recorded.requests, folder, **facts))
+    return Replay(record_requests(recorded.pair, recorded.requests, folder, **facts))
 
 
 @pytest.fixture

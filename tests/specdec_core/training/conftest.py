@@ -12,9 +12,9 @@ from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.find import finish
+from specdec_core.recordings.record import record_requests
 from specdec_core.training.recorded.features import RecordedAnswers, RecordedTexts, record_features
 from specdec_core.training.recorded.training import RecordedTraining
-from tests.specdec_core.recordings import recorded as recordings
 
 LAYERS = (0, 1, 2)
 PROMPTS = 200
@@ -46,7 +46,7 @@ def recorded_answers(
             for n in range(first, prompts, len(temperatures))
         ]
         sampling = Sampling(temperature=temperature)
-        found.append(recordings.recorded(alone, requests, folder / str(first), sampling=sampling))
+        found.append(record_requests(alone, requests, folder / str(first), sampling=sampling))
     for each in found:
         finish(each.folder)
     return RecordedAnswers(found, LONGEST)

@@ -8,6 +8,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.prompts.conversation import turn_id
+from specdec_core.recordings.record import record_requests
 from specdec_core.recordings.schema import RecordedPrompts
 from specdec_core.training.heads.examples import (
     DEV,
@@ -18,7 +19,6 @@ from specdec_core.training.heads.examples import (
     load_examples,
     split_prompts,
 )
-from tests.specdec_core.recordings.recorded import recorded
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
 NEW_TOKENS = 12
@@ -27,7 +27,7 @@ NEW_TOKENS = 12
 def record(pair, folder, numbers, name="p{}".format, **changes):
     facts = {"fingerprints": {"target": "t", "draft": "d"}, "top_k": 4, **changes}
     requests = [Request(name(i), PROMPTS[i], NEW_TOKENS, seed=i) for i in numbers]
-    return recorded(pair, requests, folder, **facts)
+    return record_requests(pair, requests, folder, **facts)
 
 
 @pytest.fixture(scope="module")
