@@ -1,21 +1,26 @@
 """The exported pair, measured as it ships."""
 
 import copy
-from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedTokenizerFast
 
 from research.bundled_pair import corpus
-from research.bundled_pair.alignment import Trajectory, greedy_trajectories, measure_alignment
 from research.bundled_pair.corpus_rows import Rows
 from research.bundled_pair.optimisation import Report
 from research.bundled_pair.settings import Settings
-from specdec_core.models.loading import load_weights
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.engine import Request
+from specdec_core.models.pair import load_pair
 from specdec_core.prompts import stdlib
+from specdec_core.recordings.record import record_requests
+from specdec_core.recordings.schema import Trace
+from specdec_core.training.heads.metrics import auc
 
 OPENING = 32
 """Alignment is also measured on this many generated tokens alone: the part before a small model
@@ -29,25 +34,54 @@ def evaluate(
 
     Alignment is in float32 over the bundled prompts' greedy trajectories.
     """
-    models = {
-        name: load_weights(str(out / "weights" / name), torch.float32)
-        for name in ("target", *settings.drafts)
-    }
+    runner = RunnerSettings(device="cpu", target_dtype="float32", draft_dtype="float32", pack=False)
+    weights = out / "weights"
+    drafts = {name: str(weights / name) for name in settings.drafts}
+    pair = load_pair(PairSpec(target=str(weights / "target"), drafts=drafts, runner=runner))
+    models = {"target": pair.target, **pair.drafts}
     results = _held_out_losses(settings, tokenizer, models) | {"alignment": {}}
     for done, split in enumerate(stdlib.SPLITS, start=1):
         prompts, _ = stdlib.resolve_prompts(split, tokenizer, out / "prompts.json")
-        ids = [tokenizer(text)["input_ids"] for _, text in prompts]
-        whole = greedy_trajectories(models["target"], ids, settings.new_tokens)
-        openings = [
-            Trajectory(t.tokens[: t.prompt_length + OPENING], t.prompt_length) for t in whole
+        requests = [
+            Request(name, tuple(tokenizer(text)["input_ids"]), settings.new_tokens)
+            for name, text in prompts
         ]
-        for key, trajectories in ((split, whole), (f"{split}_first_{OPENING}", openings)):
+        with TemporaryDirectory() as folder:
+            recording = record_requests(pair, requests, Path(folder), mixing=0, continuations=False)
+            traces = {name: recording.trace(name, hidden=False) for name in settings.drafts}
+        for key, most in ((split, settings.new_tokens), (f"{split}_first_{OPENING}", OPENING)):
             results["alignment"][key] = {
-                name: asdict(measure_alignment(models["target"], models[name], trajectories))
-                for name in settings.drafts
+                name: aligned(trace, most) for name, trace in traces.items()
             }
         report("evaluate", done / len(stdlib.SPLITS), {})
     return results
+
+
+def aligned(trace: Trace, most: int) -> dict[str, float]:
+    """How well a draft follows its target over the first `most` tokens of each greedy output.
+
+    `oracle_verification_rate` is SpecDec++'s (Thm 4.1): a draft that always stops just before its
+    next rejection needs one target forward a disagreement, and one to end each trajectory, so
+    (disagreements + trajectories) / positions. The two AUCs say how well the draft's confidence
+    (its top probability; low) and its entropy (high; nats) tell disagreements from agreements: 0.5
+    is chance; NaN where either are none.
+    """
+    among = trace.position[trace.trajectory] < most
+    rows, rejected = trace.trajectory[among], ~trace.agrees[among]
+    confidence, entropy = trace.top_probability[rows], trace.entropy[rows]
+    trajectories, positions = len(np.unique(trace.prompt[rows])), len(rows)
+    disagreements = int(rejected.sum())
+    return {
+        "trajectories": trajectories,
+        "positions": positions,
+        "disagreements": disagreements,
+        "agreement": 1 - disagreements / positions,
+        "oracle_verification_rate": (disagreements + trajectories) / positions,
+        "confidence_auc": auc(-confidence, rejected),
+        "entropy_auc": auc(entropy, rejected),
+        "mean_confidence": float(confidence.mean()),
+        "mean_entropy": float(entropy.mean()),
+    }
 
 
 def _held_out_losses(

@@ -64,7 +64,7 @@ SMOKE = Settings(
     threads=1,  # models this small lose by waiting for a second one
     modules=12,
     vocabulary=512,
-    context=256,
+    context=512,
     target=Shape(width=32, layers=2, inner=64, heads=2),
     drafts={
         "draft-medium": Shape(width=16, layers=2, inner=32, heads=2),

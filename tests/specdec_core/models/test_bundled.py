@@ -8,11 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from research.bundled_pair import corpus as made
-from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
+from research.bundled_pair.evaluation import aligned
 from specdec_core.base import bundled
 from specdec_core.base.bundled import PAIR, bundled_path
 from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.engine import Request
+from specdec_core.models.pair import load_pair
 from specdec_core.prompts import stdlib as corpus
+from specdec_core.recordings.record import record_requests
 
 MEBIBYTE = 1024 * 1024
 
@@ -60,16 +64,15 @@ def test_weights_are_bfloat16_and_small_enough_for_the_repository():
     assert sum(path.stat().st_size for path in files) <= 40 * MEBIBYTE
 
 
-def test_draft_follows_the_target_on_held_out_prompts(tokenizer):
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(bundled_path(name), dtype=torch.float32)
-        for name in ("target", "draft-medium")
-    )
+def test_draft_follows_the_target_on_held_out_prompts(tokenizer, tmp_path):
+    exact = RunnerSettings(target_dtype="float32", draft_dtype="float32")
     prompts = corpus.resolve_prompts("held_out", tokenizer)[0][:8]
-    ids = [tokenizer(text)["input_ids"] for _, text in prompts]
-    found = measure_alignment(target, draft, greedy_trajectories(target, ids, 64))
-    assert found.oracle_verification_rate < 0.4
-    assert found.confidence_auc > 0.7
+    requests = [Request(name, tuple(tokenizer(text)["input_ids"]), 64) for name, text in prompts]
+    pair = load_pair(PairSpec(runner=exact))
+    recording = record_requests(pair, requests, tmp_path, mixing=0, continuations=False)
+    found = aligned(recording.trace("medium", hidden=False), 64)
+    assert found["oracle_verification_rate"] < 0.4
+    assert found["confidence_auc"] > 0.7
 
 
 # --- corpus and prompts -----------------------------------------------------------------------
