@@ -170,11 +170,6 @@ class Comparison(Stored, ABC, Generic[AnyContender]):
         against |= {group: self.best(at, group) for group in self.others}
         columns: dict[str, float] = {}
         for name, other in against.items():
-            ratio = UNKNOWN if other is None else over(row, other, at)
-            columns |= ratio_columns(f"over_{name}", ratio)
+            key, ratio = f"over_{name}", UNKNOWN if other is None else over(row, other, at)
+            columns |= {key: ratio.value, f"{key}_low": ratio.low, f"{key}_high": ratio.high}
         return columns
-
-
-def ratio_columns(name: str, ratio: Ratio) -> dict[str, float]:
-    """A ratio and the ends of its interval, as columns of a table."""
-    return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
