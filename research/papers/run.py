@@ -195,7 +195,9 @@ def _measured(
                 sets={key: sets[key] for key in sets if key in work},
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=measuring.environment(),
-                target_costs=measuring.__ray_call__(lambda own: own.engine.costs.calls),
+                target_costs=measuring.__ray_call__(
+                    lambda own: {name: cost.calls for name, cost in own.engine.costs.known.items()}
+                ),
                 differences=differences,
             )
             result.save(folder.path)

@@ -50,11 +50,6 @@ class ForwardCosts:
         self._pair, self._target, self._drafts = pair, target, drafts
         self.known: dict[str, MeasuredForward] = {}
 
-    @property
-    def calls(self) -> dict[str, float]:
-        """The known costs, in calls of each draft."""
-        return {name: cost.calls for name, cost in self.known.items()}
-
     def target_cost(self, draft: str | None = None) -> float:
         """See :class:`specdec_core.config.Costs`."""
         return self._of(draft).calls
