@@ -41,31 +41,32 @@ OF_SET = {
 
 def report(result: BenchResult) -> Report:
     """The report of a benchmark."""
+    summary = summary_frame(result)
+    frames = {
+        temperature: by_group(result, summary[summary["temperature"] == temperature])
+        for temperature in result.temperatures
+    }
     return Report(
         command="bench offline",
         title=f"Benchmark of {result.pair.name}",
         origin=origin(result, how_measured(result)),
         findings=findings(result),
-        parts=sections(result),
-        frames={"summary": summary_frame(result)},
+        parts=[
+            *(_speed(result, frame, temperature) for temperature, frame in frames.items()),
+            *_sets(result, frames),
+            *(part for temperature in frames for part in _parts(result, temperature)),
+            contestants(result.rows),
+            sentences((row.name, row.configuration) for row in result.rows if row.configuration),
+        ],
+        frames={"summary": summary},
         metrics={
             name: value
             for lead in result.leads()
             for name, value in lead_metrics(lead, f"_T{lead.at:g}").items()
         },
         tags=report_tags(result),
-        nested=list(_rows(result)),
+        nested=list(_rows(result, summary)),
     )
-
-
-def sections(result: BenchResult) -> list[Section]:
-    """The benchmark's tables."""
-    by_temperature = (_speed, _sets, _parts)
-    return [
-        *(part for of in by_temperature for t in result.temperatures for part in of(result, t)),
-        contestants(result.rows),
-        sentences((row.name, row.configuration) for row in result.rows if row.configuration),
-    ]
 
 
 # Findings
@@ -134,10 +135,8 @@ def how_measured(result: BenchResult) -> list[str]:
 # The tables
 
 
-def _speed(result: BenchResult, temperature: float) -> Iterator[Section]:
+def _speed(result: BenchResult, frame: pd.DataFrame, temperature: float) -> Section:
     """Tokens a second and the ratios, the fastest first within each group."""
-    frame = summary_frame(result)
-    frame = by_group(result, frame[frame["temperature"] == temperature])
     best = [result.best(temperature, group) for group in result.groups]
     names = {(row.group, row.name) for row in best if row is not None}
     pairs = zip(frame["group"], frame["contestant"], strict=True)
@@ -151,7 +150,7 @@ def _speed(result: BenchResult, temperature: float) -> Iterator[Section]:
         "MAT": cells.number("mean_accepted", ".2f"),
         **(equal if temperature == 0 else {}),
     }
-    yield Section(
+    return Section(
         key=f"temperature_{temperature:g}",
         title=f"Temperature {temperature:g}",
         note=_speed_note(result, temperature),
@@ -196,35 +195,35 @@ def _equal(name: str) -> Cell:
     return cell
 
 
-def _sets(result: BenchResult, temperature: float) -> Iterator[Section]:
-    """The speed of each contestant on each of several prompt sets."""
-    whole = sets_frame(result)
-    if not len(whole):
+def _sets(result: BenchResult, frames: Mapping[float, pd.DataFrame]) -> Iterator[Section]:
+    """The speed of each contestant on each of several prompt sets, in the order of `frames`, which
+    are of all prompts."""
+    whole, sets = sets_frame(result), by_set(result)
+    if not sets:
         return
-    frame = whole[whole["temperature"] == temperature]
-    overall = summary_frame(result)
-    overall = by_group(result, overall[overall["temperature"] == temperature])
-    order = [*zip(overall["group"], overall["contestant"], strict=True)]
-    shown = pd.DataFrame({NAME: [name for _, name in order]}, dtype=object)
-    best: list[tuple[int, int]] = []
-    for name, part in by_set(result).items():
-        of_set = frame[frame["set"] == name].set_index(["group", "contestant"])
-        fastest = part.best(temperature, OURS)
-        if fastest is not None:
-            best.append((order.index((OURS, fastest.name)), shown.shape[1] + 1))
-        for heading, column in cells.table(of_set.loc[order].reset_index(), OF_SET).items():
-            shown[f"{name} ({len(part.ids)})", heading] = column
-    yield Section(
-        key=f"sets_{temperature:g}",
-        title=f"By prompt set, temperature {temperature:g}",
-        note="As above, on each set's prompts alone, whose number is in brackets, in the order of"
-        " all prompts; stressed, our fastest on the set.",
-        frame=frame,
-        shown=shown,
-        best=best,
-        brief=[NAME, *shown.columns[shown.columns.get_level_values(1) == OVER]],
-        intervals=False,
-    )
+    for temperature, overall in frames.items():
+        frame = whole[whole["temperature"] == temperature]
+        order = [*zip(overall["group"], overall["contestant"], strict=True)]
+        shown = pd.DataFrame({NAME: [name for _, name in order]}, dtype=object)
+        best: list[tuple[int, int]] = []
+        for name, part in sets.items():
+            of_set = frame[frame["set"] == name].set_index(["group", "contestant"])
+            fastest = part.best(temperature, OURS)
+            if fastest is not None:
+                best.append((order.index((OURS, fastest.name)), shown.shape[1] + 1))
+            for heading, column in cells.table(of_set.loc[order].reset_index(), OF_SET).items():
+                shown[f"{name} ({len(part.ids)})", heading] = column
+        yield Section(
+            key=f"sets_{temperature:g}",
+            title=f"By prompt set, temperature {temperature:g}",
+            note="As above, on each set's prompts alone, whose number is in brackets, in the order"
+            " of all prompts; stressed, our fastest on the set.",
+            frame=frame,
+            shown=shown,
+            best=best,
+            brief=[NAME, *shown.columns[shown.columns.get_level_values(1) == OVER]],
+            intervals=False,
+        )
 
 
 def _parts(result: BenchResult, temperature: float) -> Iterator[Section]:
@@ -248,9 +247,9 @@ def _parts(result: BenchResult, temperature: float) -> Iterator[Section]:
 # MLflow
 
 
-def _rows(result: BenchResult) -> Iterator[LoggedRun]:
+def _rows(result: BenchResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
     """A nested run a contestant and temperature."""
-    for row, values in zip(result.rows, summary_frame(result).to_dict("records"), strict=True):
+    for row, values in zip(result.rows, summary.to_dict("records"), strict=True):
         numbers = {
             str(name): float(value)
             for name, value in values.items()

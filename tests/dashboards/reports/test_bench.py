@@ -6,7 +6,7 @@ import pytest
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document, part
 from dashboards.outputs.mlflow_runs import log
-from dashboards.reports.bench import findings, report, sections
+from dashboards.reports.bench import findings, report
 from specdec_core.evidence.bench.result import BenchResult
 from tests.registered import runs_in
 from tests.specdec_core.evidence.bench.test_result import result_of
@@ -79,7 +79,7 @@ def test_every_prompt_set_has_its_speeds_ratios_and_accepted_lengths(bench_resul
     ]
     categories = {"categories": ["chat", "gsm8k", None, "coding"] * 2}
     result = result_of(bench_result, rows).model_copy(update=categories)
-    [table] = (part(section) for section in sections(result) if section.key == "sets_0")
+    [table] = (part(section) for section in report(result).parts if section.key == "sets_0")
     assert "| chat (2) tokens/s | chat (2) over our autoregressive | chat (2) MAT |" in table
     (svip,) = (line for line in table.splitlines() if line.startswith("| SVIP |"))
     assert svip.startswith("| SVIP | 20 | 4.00× |")
