@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.search.results import SweepResult, Timing, Trial
+from specdec_core.search.results import METRIC, ORACLE, SweepResult, Timing, Trial
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def speedup(result: SweepResult, trial: Trial) -> Speedup:
         return Speedup(timing.speedup, timing)
     if trial.configuration.drafter is None:
         return Speedup(1.0, result.autoregressive)
-    return Speedup(trial.metrics.get("estimated_speedup", math.nan))
+    return Speedup(trial.metrics.get(METRIC, math.nan))
 
 
 def family(trial: Trial) -> str:
@@ -42,7 +42,7 @@ def drafting(result: SweepResult) -> list[Trial]:
     return [
         t
         for t in result.trials
-        if t.configuration.drafter is not None and t.configuration.family != "oracle"
+        if t.configuration.drafter is not None and t.configuration.family != ORACLE
     ]
 
 

@@ -21,7 +21,7 @@ from dashboards.look import (
 )
 from dashboards.ranking import champion, draft_of, family, foremost, leaders, ranked, speedup
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.results import METRIC, SweepResult, Trial
 
 
 def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
@@ -51,16 +51,16 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
             ),
             hovertext=[hover(result, t) for t in part], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
-    estimated = [t for t in shown if speedup(result, t).timing and "estimated_speedup" in t.metrics]
+    estimated = [t for t in shown if speedup(result, t).timing and METRIC in t.metrics]
     fig.add_scatter(
-        x=[t.metrics["estimated_speedup"] for t in estimated], y=[t.id for t in estimated],
+        x=[t.metrics[METRIC] for t in estimated], y=[t.id for t in estimated],
         mode="markers", name="estimate for a timed one", visible=bool(estimated),
         hovertemplate="estimated %{x:.2f}×<extra></extra>",
         marker={"symbol": "line-ns-open", "size": 13, "color": INK, "line": {"width": 2}},
     )  # fmt: skip
     gains = [speedup(result, t) for t in rows]
     ends = [gain.timing.high if gain.timing else gain.value for gain in gains]
-    longest = max([1.0, *ends, *(t.metrics["estimated_speedup"] for t in estimated)])
+    longest = max([1.0, *ends, *(t.metrics[METRIC] for t in estimated)])
     fig.add_vline(x=1, line=DASHED)
     fig.add_scatter(
         x=[longest * 1.02] * len(rows), y=[t.id for t in rows],

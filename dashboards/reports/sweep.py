@@ -19,7 +19,7 @@ from dashboards.reports.standings import standings, timed_sentences
 from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.base.errors import UserError
 from specdec_core.search.load.result import LoadChoice
-from specdec_core.search.results import RaceSummary, ReplaySummary, SweepResult, Timing
+from specdec_core.search.results import METRIC, RaceSummary, ReplaySummary, SweepResult, Timing
 
 if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
@@ -262,5 +262,5 @@ def _about_estimates(result: SweepResult) -> Iterator[str]:
 
 
 def _estimate_error(result: SweepResult, timing: Timing) -> float:
-    estimate = result.trial(timing.config_id).metrics.get("estimated_speedup", math.nan)
+    estimate = result.trial(timing.config_id).metrics.get(METRIC, math.nan)
     return abs(estimate / timing.speedup - 1)
