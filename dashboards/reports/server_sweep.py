@@ -16,9 +16,12 @@ from specdec_core.evidence.server_choice import ServerRace, ServerSweep
 from specdec_core.measure.comparison import halves, over
 from specdec_core.search.load.workload import Load
 
+TITLES = {"race": "The race at each load", "table": "The race of lengths by load"}
+
 
 def report(result: ServerSweep) -> Report:
-    race, more, summary = result.race, _in_table_alone(result), _summary(result, result.race)
+    race, more = result.race, _in_table_alone(result)
+    summaries = [_summary(result, each) for each in (race, result.table) if each is not None]
     plain, compared = race.autoregressive(), result.deciding.autoregressive()
     champion = result.configuration
     ratios = [
@@ -36,7 +39,7 @@ def report(result: ServerSweep) -> Report:
         ),
         findings=[*_findings(result)],
         parts=[
-            *_tables(result, summary),
+            *(_table(result, each, key) for each, key in zip(summaries, TITLES, strict=False)),
             Section(key="start", title="Start the champion", lines=_start(result)),
             contestants([*race.rows, *(row for each in more for row in each.rows)]),
             *([] if champion is None else [sentences([(result.champion, champion)])]),
@@ -46,8 +49,8 @@ def report(result: ServerSweep) -> Report:
         | by_load((load, "speedup_low", ratio.low) for load, ratio in ratios),
         tags={**report_tags(race), "server": result.server, "server_version": plain.version},
         nested=[
-            *nested_runs(race, summary),
-            *(run for each in more for run in nested_runs(each, _summary(result, result.deciding))),
+            *nested_runs(race, summaries[0]),
+            *(run for each in more for run in nested_runs(each, summaries[-1])),
         ],
     )
 
@@ -173,13 +176,7 @@ def _summary(result: ServerSweep, race: ServerRace) -> pd.DataFrame:
     return summary.assign(expected=pd.array(expected, dtype="Float64"))
 
 
-def _tables(result: ServerSweep, summary: pd.DataFrame) -> Iterator[Section]:
-    yield _table(result, summary, "race", "The race at each load")
-    if result.table is not None:
-        yield _table(result, _summary(result, result.table), "table", "The race of lengths by load")
-
-
-def _table(result: ServerSweep, summary: pd.DataFrame, key: str, title: str) -> Section:
+def _table(result: ServerSweep, summary: pd.DataFrame, key: str) -> Section:
     """Each mode under every load, the fastest first."""
     ordered = summary.sort_values(["clients", "tokens_per_second"], ascending=[True, False])
     frame = ordered.reset_index(drop=True)
@@ -196,7 +193,7 @@ def _table(result: ServerSweep, summary: pd.DataFrame, key: str, title: str) -> 
     }
     return Section(
         key=key,
-        title=title,
+        title=TITLES[key],
         note="Tokens a second of all clients together while all of them wait; expected: by replay"
         f" and simulation. {TIMES} Equal texts are those of the server without speculation.",
         frame=frame,
