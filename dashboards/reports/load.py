@@ -111,7 +111,7 @@ def _against_ourselves(result: LoadResult) -> Iterator[str]:
         best = result.best(load, OURS)
         if best is None or baseline is None or best is baseline:
             continue
-        ratio = f"{cells.of_ratio(over(best, baseline, load))}"
+        ratio = cells.of_ratio(over(best, baseline, load))
         if load.closed:
             what = f"writes {best.tokens_per_second(load):.0f} tokens/s, {ratio}"
         else:

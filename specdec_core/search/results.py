@@ -222,11 +222,9 @@ class SweepResult(Stored):
     def served(self) -> Trial:
         """What is registered: the configuration for all loads, where there is a workload, or else
         the champion."""
-        return (
-            self.champion_trial
-            if self.under_load is None
-            else self.trial(self.under_load.chosen.id)
-        )
+        if self.under_load is None:
+            return self.champion_trial
+        return self.trial(self.under_load.chosen.id)
 
     def notable(self, most: int = NOTABLE) -> list[Trial]:
         """Up to `most` trials with a drafter: first the best of each family with each draft, then

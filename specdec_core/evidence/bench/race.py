@@ -63,12 +63,11 @@ class EngineContestant:
     _drafter: Drafter | None = None  # of the repeat
 
     def row(self, temperature: float) -> BenchRow:
-        drafter = self.configuration.drafter
         return BenchRow(
             name=self.name or self.configuration.without_sampling,
             group=OURS,
             temperature=temperature,
-            autoregressive=drafter is None,
+            autoregressive=self.configuration.drafter is None,
             lossless=self.configuration.lossless,
             version=self.version,
             settings=self.configuration.model_dump(mode="json", exclude_defaults=True),
