@@ -1,4 +1,4 @@
-"""The initial weights of a head: from those of its target, or a trained head's."""
+"""The initial weights of a head: weights of its target, or of a trained head."""
 
 from __future__ import annotations
 

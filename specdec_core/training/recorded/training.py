@@ -27,7 +27,7 @@ M = TypeVar("M", bound=nn.Module)
 # Gets how far a training is, and its evaluation in words, where one was due.
 StandingReport = Callable[[LoopReport, str], None]
 
-_VOCABULARY = 8192  # tokens that a model proposes, where nothing is said
+_VOCABULARY = 8192  # tokens that a model proposes, unless the settings say how many
 _ENDLESS = 10**6  # epochs, where the minutes end a training
 
 
