@@ -76,6 +76,11 @@ def test_a_head_is_trained_and_not_trained_again(command, tiny_pair, home):
     ("main", "asked", "complaint"),
     [
         (train_draft.main, ("bundled:draft-small",), "no draft with a reduced vocabulary"),
+        (
+            train_draft.main,
+            ("bundled:smollm2-eagle",),
+            "an EAGLE head, which `specdec train eagle`",
+        ),
         (train_draft.main, ("bundled:smollm2-draft",), "was trained for another target"),
         (train_eagle.main, ("bundled:smollm2-eagle",), "was trained for another target"),
         (train_eagle.main, ("none",), "none: "),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
+from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_config
 from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, stored_projection
@@ -139,6 +140,8 @@ def copied_draft(
 def trained_draft(name: str, target: str) -> ReducedDraft:
     """The draft of that name, to be trained further, for the target of that name. Raises
     :class:`UserError` where there is no such draft, or it is for another target."""
+    if names_head(name):
+        raise UserError(f"{name}: an EAGLE head, which `specdec train eagle` trains")
     if not isinstance(load_config(name), ReducedDraftConfig):
         raise UserError(f"{name}: no draft with a reduced vocabulary, which alone is trained here")
     return load_reduced(name, target, torch.float32)
