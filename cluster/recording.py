@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -231,12 +232,17 @@ class RecordingWorker:
             outputs = [each.tokens for each in answers]
             features = [each.features for each in answers]
             return self.recorder.record(numbered, outputs, features)
-        engine, requests = self.recorder.engine, []
-        for asked in batch:
-            # Seeds as in every other job, so that sampled outputs are the same.
-            first, tokens = asked.numbers[0], header.max_new_tokens
-            requests += requests_of([asked.prompt], self.pair, tokens, first, engine)
-        return self.recorder.record([(request.seed, request) for request in requests])
+        # Seeds as in every other job, so that sampled outputs are the same.
+        numbers = [number for asked in batch for number in asked.numbers]
+        requests = requests_of(
+            [asked.prompt for asked in batch],
+            self.pair,
+            header.max_new_tokens,
+            engine=self.recorder.engine,
+            together=not self.pair.drafts,  # else replays are compared with what is decoded alone
+        )
+        seeded = [replace(each, seed=n) for n, each in zip(numbers, requests, strict=True)]
+        return self.recorder.record(list(zip(numbers, seeded, strict=True)))
 
 
 def _start_worker(

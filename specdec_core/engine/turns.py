@@ -8,7 +8,7 @@ from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine.engine import Engine
 from specdec_core.engine.request import Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.conversation import Conversation, conversations, turn_id
+from specdec_core.prompts.conversation import conversations, turn_id
 from specdec_core.prompts.prompt import Prompt
 
 
@@ -18,43 +18,46 @@ def requests_of(
     max_new_tokens: int,
     first: int = 0,
     engine: Engine | None = None,
+    together: bool = False,
 ) -> list[Request]:
     """Requests for prompts that were loaded for the pair's tokenizer; seeds count from `first`.
 
     A later turn follows the target's own greedy answers to the earlier turns, each of at most
     `max_new_tokens`, as in MT-Bench and Spec-Bench. Answers are decoded one at a time, so that the
-    same pair and conversation always give the same requests. `engine` is an engine of the pair to
+    same pair and conversation always give the same requests; `together` is several times as fast,
+    but rounding may then let other prompts change an answer. `engine` is an engine of the pair to
     decode them with; unset, one is opened where it is needed.
 
     Raises :class:`UserError` for a prompt that does not fit.
     """
-    requests: list[Request] = []
-    for asked in conversations(prompts, pair.tokenizer, max_new_tokens, pair.max_length):
-        if asked.turns > 1:
-            engine = engine or Engine(pair)
-        for number, tokens in enumerate(_turns(asked, engine, max_new_tokens), start=1):
-            seed = first + len(requests)
-            name = turn_id(asked.prompt.id, number)
-            requests.append(Request(name, tokens, max_new_tokens, seed=seed))
-    return requests
+    asked = conversations(prompts, pair.tokenizer, max_new_tokens, pair.max_length)
+    turns, answers = [[each.tokens()] for each in asked], [list[str]() for _ in asked]
+    while left := [n for n, each in enumerate(asked) if len(turns[n]) < each.turns]:
+        engine = engine or Engine(pair)
+        outputs = _greedy(engine, [turns[n][-1] for n in left], max_new_tokens, together)
+        for n, output in zip(left, outputs, strict=True):
+            answers[n].append(asked[n].answer(output))
+            turns[n].append(asked[n].tokens(answers[n]))
+    named = [
+        (turn_id(each.prompt.id, number), tokens)
+        for each, own in zip(asked, turns, strict=True)
+        for number, tokens in enumerate(own, start=1)
+    ]
+    return [
+        Request(name, tokens, max_new_tokens, seed=seed)
+        for seed, (name, tokens) in enumerate(named, start=first)
+    ]
 
 
-def _turns(
-    asked: Conversation, engine: Engine | None, max_new_tokens: int
-) -> list[tuple[int, ...]]:
-    """The tokens of every turn."""
-    turns, answers = [asked.tokens()], list[str]()
-    while len(turns) < asked.turns:
-        assert engine is not None
-        answers.append(asked.answer(_greedy(engine, turns[-1], max_new_tokens)))
-        turns.append(asked.tokens(answers))
-    return turns
-
-
-def _greedy(engine: Engine, tokens: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """The target's greedy output."""
+def _greedy(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, together: bool
+) -> list[list[int]]:
+    """The target's greedy outputs."""
+    requests = [Request(f"answer {n}", each, max_new_tokens) for n, each in enumerate(prompts)]
     before = engine.configuration
     engine.configure(AUTOREGRESSIVE)
-    (generation,) = engine.generate([Request("answer", tokens, max_new_tokens)])
+    size = len(requests) if together else 1
+    groups = [requests[start : start + size] for start in range(0, len(requests), size)]
+    outputs = [generation.tokens for group in groups for generation in engine.generate(group)]
     engine.configure(before)
-    return generation.tokens
+    return outputs

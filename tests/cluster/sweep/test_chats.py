@@ -69,6 +69,14 @@ def test_every_turn_is_recorded_as_every_job_asks_it(recorded, chat_spec, prompt
     assert (header.prompts.count, header.prompts.chat_template) == (len(RECORDS), "auto")
 
 
+def test_answers_alone_are_recorded_of_the_same_turns(recorded, plan, chat_spec, tmp_path):
+    target = plan.model_copy(update={"pair": chat_spec.model_copy(update={"drafts": {}})})
+    alone, beside = run_recording(target, tmp_path).prompts, recorded[1].prompts
+    assert (alone.numbers, alone.ids) == (beside.numbers, beside.ids)
+    for name in ("tokens", "outputs"):
+        assert [*map(list, getattr(alone, name))] == [*map(list, getattr(beside, name))]
+
+
 @pytest.mark.long
 def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(plan, recorded):
     home, recording = recorded

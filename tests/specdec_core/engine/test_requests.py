@@ -329,6 +329,33 @@ def test_every_turn_comes_after_the_targets_greedy_answers(chat_pair):
         history += f"{text}\n[user]{question}\n[assistant]"
 
 
+def test_answers_to_several_conversations_are_decoded_together_where_that_is_asked(
+    chat_pair, monkeypatch
+):
+    conversations = [Prompt("7", "Why?", None, ("Why?", "And?", "So?")), Prompt("8", "x = 1")]
+    conversations.append(Prompt("9", "Who?", None, ("Who?", "When?")))
+    prompts, decoded = asked_turns(chat_pair, *conversations), []
+    generate = Engine.generate
+
+    def counted(engine, requests, *rest, **options):
+        decoded.append(len(requests))
+        return generate(engine, requests, *rest, **options)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    alone = requests_of(prompts, chat_pair, CONTINUED, first=5)
+    assert decoded == [1, 1, 1]
+    assert requests_of(prompts, chat_pair, CONTINUED, first=5, together=True) == alone
+    assert decoded[3:] == [2, 1]
+    assert [request.id for request in alone] == [
+        "7",
+        "7, turn 2",
+        "7, turn 3",
+        "8",
+        "9",
+        "9, turn 2",
+    ]
+
+
 def test_how_the_engine_decodes_does_not_change_what_is_asked(chat_pair):
     prompts = asked_turns(chat_pair, Prompt("7", "Why?", None, ("Why?", "And?")))
     sampled = Configuration(sampling=Sampling(temperature=1))
