@@ -14,12 +14,13 @@ from specdec_core.models.eagle.head import AnyHead, EagleOneHead
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.weight_files import read_tensors
 
+# The kinds of a target whose heads have Llama's layer in every program.
+_AS_LLAMA = ("mistral", "mixtral", "qwen2")
+
 
 def recognises(config: dict[str, Any], folder: Path) -> bool:
-    """EAGLE-3 by a draft vocabulary. The configuration of EAGLE and EAGLE-2 is that of a Llama
-    model with one layer, which has no `fc`."""
-    if config.get("model_type") != "llama":
-        return False
+    """EAGLE-3 by a draft vocabulary. The configuration of EAGLE and EAGLE-2 is that of a model with
+    one layer, which has no `fc`."""
     if "draft_vocab_size" in config:
         return True
     if config.get("num_hidden_layers") == 1:
@@ -33,11 +34,14 @@ def build(config: dict[str, Any], layers: int, name: str) -> AnyHead:
     if "draft_vocab_size" in config:
         return specforge.build(config, layers, name)
     # Its own attention knows `qkv_bias` alone, and heads that divide the width.
-    shape = shape_values({**config, **specforge.NO_BIAS, "head_dim": None}, {}, name)
+    layer, kind = {**config, **specforge.NO_BIAS, "head_dim": None}, config.get("model_type")
+    if kind in _AS_LLAMA:
+        layer["model_type"] = "llama"
+    shape = shape_values(layer, {}, name)
     return EagleOneHead(
         parse(EagleSettings, {**shape, "feature_layers": (layers,)}, name),
         fc_bias=bool(config.get("bias", True)),
-        qkv_bias=bool(config.get("qkv_bias", False)),
+        qkv_bias=bool(config.get("qkv_bias", kind == "qwen2")),
     )
 
 

@@ -265,7 +265,14 @@ def test_eagle_three_of_a_wider_target(tmp_path):
 
 @pytest.mark.parametrize(
     ("fc_bias", "qkv_bias", "keys"),
-    [(1, 0, {}), (0, 0, {"bias": False}), (1, 1, {"bias": True, "qkv_bias": True})],
+    [
+        (1, 0, {}),
+        (0, 0, {"bias": False}),
+        (1, 1, {"bias": True, "qkv_bias": True}),
+        (1, 0, {"model_type": "mixtral"}),
+        (1, 1, {"model_type": "qwen2"}),
+        (1, 0, {"model_type": "qwen2", "qkv_bias": False}),
+    ],
 )
 def test_eagle_one(tmp_path, fc_bias, qkv_bias, keys):
     head = random_one(bool(fc_bias), bool(qkv_bias))
@@ -284,6 +291,18 @@ def test_eagle_one_with_its_embedding_and_frequencies(tmp_path):
     save_file(load_file(file) | more, file)
     loaded = load_head(str(folder), target_config())
     assert torch.equal(loaded.embed_tokens.weight, head.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(
+    ("head", "changes"),
+    [(random_one, {}), (random_head, {"draft_vocab_size": DRAFTED})],
+)
+def test_a_head_with_another_layer_is_told_by_its_kind(tmp_path, head, changes):
+    """Not by the tokenizer that a head lacks."""
+    folder = written(tmp_path / "head", head(), model_type="gemma2", **changes)
+    assert is_head(folder)
+    with pytest.raises(UserError, match="layer is of the kind 'gemma2'; only llama's is read"):
+        load_head(str(folder), target_config())
 
 
 def test_a_small_draft_model_is_no_head(tmp_path):
