@@ -86,11 +86,13 @@ def main(
             " counterpart"
         )
     models = models_for(pair, server, plugin)
+    if fastest:  # whatever the configuration is
+        configuration = Configuration(sampling=configuration.sampling)
+    else:
+        print_configuration(configuration, source)
     find = partial(
         by_replay, pair=pair, configuration=configuration, traces=traces, profile=profile
     )
-    if not fastest:
-        print_configuration(configuration, source)
     if plugin:
         from specdec_core.servers.model_files import placed
 
@@ -172,8 +174,8 @@ def by_replay(
 ) -> T:
     """The result of `find` for a replay and the forward times: of the recording `traces`, or of the
     pair's latest recording, preferably under the configuration's sampling. Raises
-    :class:`UserError` without a recording, with the reason `why` it is needed, and for a recording
-    of other weights."""
+    :class:`UserError` without a recording, with the reason `why` it is needed, for a recording of
+    other weights, and for a `profile` that lacks a draft of the configuration."""
     from dashboards.progress import ConsoleProgress
     from specdec_core.drafting.trained import weights_here
     from specdec_core.measure.forward_times import forward_times, timed
@@ -200,7 +202,7 @@ def by_replay(
                 " configuration"
             )
         if profile is not None:
-            of = timed(of, profile, progress)
+            of = timed(of, profile, progress, configuration.drafts_of(pair.drafts))
         times = forward_times(of, [], profile, progress, header.fingerprints)
         replay = Replay(recording, hidden=bool(configuration.heads), profile=times)
         return find(replay, times, progress)

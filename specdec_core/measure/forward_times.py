@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from specdec_core.base.environment import machine
@@ -59,10 +59,12 @@ def load_profile(path: Path, pair: PairSpec) -> Profile:
     return times.of(pair.drafts)
 
 
-def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
+def timed(pair: PairSpec, path: Path, observer: Observer, needed: Iterable[str]) -> PairSpec:
     """The pair with the drafts that have forward times in a file; the observer is warned of each
-    other draft."""
-    there = Profile.load(path).of(pair.drafts).drafts
+    other draft. Raises :class:`UserError` for a file that lacks a `needed` one."""
+    times = Profile.load(path)
+    times.check(needed, str(path))
+    there = times.of(pair.drafts).drafts
     for draft in (name for name in pair.drafts if name not in there):
         observer.warned(f"{path}: no forward time of draft {draft!r}, which is not ranked")
     drafts = {name: model for name, model in pair.drafts.items() if name in there}

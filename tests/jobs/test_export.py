@@ -17,7 +17,15 @@ from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import assert_refused, config_file, far_profile, printed, prompts_file, ran
+from tests.commands import (
+    assert_refused,
+    assert_shown,
+    config_file,
+    far_profile,
+    printed,
+    prompts_file,
+    ran,
+)
 from tests.jobs.conftest import record_prompts
 from tests.peers import vllm_installed
 from tests.specdec_core.cost.examples import constant_profile
@@ -106,6 +114,18 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(expor
     # A draft that costs a hundredth of the target and is mostly right beats any lookup.
     assert written["method"] == "draft_model"
     assert written["num_speculative_tokens"] > 3
+
+
+def test_a_profile_without_the_configurations_draft_has_no_nearest(exporting, home, tmp_path):
+    """The fastest of the others is for --fastest to find, which names the draft that it leaves
+    out; settings with a counterpart need no times."""
+    (tmp_path / "times.yaml").write_text("{device: far away, target: 1, drafts: {other: 0.01}}")
+    told = ("--to", "vllm", "--profile", tmp_path / "times.yaml", "--out", tmp_path / "out")
+    lacking = "no forward time of draft 'draft'"
+    assert_refused(exporting(SVIP, *told, home=home), lacking + r" \(it has: other\)")
+    assert not (tmp_path / "out").exists()
+    assert_shown(exporting(SVIP, *told, "--fastest", home=home), lacking, "prompt lookup")
+    assert lacking not in printed(exporting(CHAIN, *told, home=home))
 
 
 def test_a_recording_of_other_weights_tells_nothing(exporting, tiny_pair, home, tmp_path):
