@@ -83,17 +83,21 @@ def check_running(
     address: ServerAddress,
     against: ServerAddress | None,
     spec: PairSpec,
+    configuration: Configuration,
     prompts: Sequence[Prompt],
     extent: Extent,
     observer: Observer,
 ) -> ServerChecks:
-    """Compare the output of a running server with that of another one, or of the target's weights.
+    """Compare the output of a running server, which has a configuration, with that of another one,
+    or of the target's weights.
 
     Raises:
-        UserError: a server does not answer, or there are no weights on this machine.
+        UserError: a server does not answer, there are no weights on this machine, or there are too
+            few prompts for the configuration's schedule.
     """
+    clients = extent.at_a_time(configuration, prompts)
     pair = served_pair(spec, drafts=True)
-    asked, clients = first_turns(prompts, pair, extent), extent.slots
+    asked = first_turns(prompts, pair, extent)
     with _open(address, pair) as server:
         speculated = server_outputs(server, asked, clients, observer)
         version = server.version

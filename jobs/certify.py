@@ -175,7 +175,8 @@ def _elsewhere(
     if against is not None and _address(against) == _address(server):
         raise UserError(f"--against {against}: this is --server; name one without speculation")
     plain = None if against is None else ServerAddress(url=against, model=server_model)
-    return partial(check_running, ServerAddress(url=server, model=server_model), plain)
+    address = ServerAddress(url=server, model=server_model)
+    return partial(check_running, address, plain, configuration=configuration)
 
 
 def _address(url: str) -> str:

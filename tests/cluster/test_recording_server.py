@@ -36,7 +36,7 @@ from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.process import running
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_shown, config_file, far_profile, printed, prompts_file
-from tests.configurations import FOUR
+from tests.configurations import FOUR, drafting
 from tests.local_server import LocalServer, engine_server, fleet_of, server_of
 from tests.peers import vllm_installed
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -351,11 +351,13 @@ def urls(tiny_pair):
         yield speculating, plain
 
 
-def checks_of(urls, spec, texts, weights):
+def checks_of(urls, spec, texts, weights, configuration=FOUR):
     speculating, plain = (ServerAddress(url=url) for url in urls)
     extent = Extent(max_new_tokens=24, texts=texts)
     against = None if weights else plain
-    return check_running(speculating, against, spec, CERTIFIED_PROMPTS, extent, Observer())
+    return check_running(
+        speculating, against, spec, configuration, CERTIFIED_PROMPTS, extent, Observer()
+    )
 
 
 def test_a_lossless_server_gets_a_certificate(urls, tiny_spec, command, tmp_path):
@@ -371,6 +373,14 @@ def test_a_lossless_server_gets_a_certificate(urls, tiny_spec, command, tmp_path
     assert certificate.server.version
     assert certificate.checks.speed is None
     assert certificate.checks.greedy.tokens > 100
+
+
+def test_a_running_server_is_asked_as_the_last_range_of_its_schedule_begins(urls, tiny_spec):
+    """More requests at a time than without a schedule, or none of that range is checked."""
+    five, six = (drafting("schedule", ranges={1: 4, n: None}) for n in (5, 6))
+    assert checks_of(urls, tiny_spec, 1, False, five).checks.greedy.slots == 5
+    with pytest.raises(UserError, match=r"begins with 6 requests, but there are 5 .*limit"):
+        checks_of(urls, tiny_spec, 1, False, six)
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["server", "weights"])
