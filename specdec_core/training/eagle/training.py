@@ -20,7 +20,7 @@ from specdec_core.training.eagle.start import continued_head, start_head
 from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
 from specdec_core.training.recorded.features import TextBatch, read_tables
 from specdec_core.training.recorded.finished import TrainingCard
-from specdec_core.training.recorded.loss import cross_entropy, probabilities
+from specdec_core.training.recorded.loss import draft_loss, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 
 
@@ -66,7 +66,8 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         first = batch.lengths.cumsum(0) - batch.lengths
         states = self.model.norm(torch.cat([step.states for step in steps]))
         places = torch.cat([first[step.texts] + step.positions for step in steps])
-        return cross_entropy(states, self.model.lm_head.weight, target, places) / len(target)
+        weight, kind = self.model.lm_head.weight, self.settings.loss
+        return draft_loss(kind, states, weight, target, places) / len(target)
 
     def judge(self, batches: Iterable[TextBatch]) -> EagleEvaluation:
         counts = AcceptanceCounts(self.settings.steps)

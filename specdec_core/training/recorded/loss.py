@@ -1,17 +1,26 @@
-"""The loss of a draft's states: cross-entropy with the target's distribution.
+"""The losses of a draft's states, over the draft vocabulary.
 
--Σ p_i log q_i over the draft vocabulary, p being the target's probabilities as they are: where the
-target would rather write what the draft cannot propose, a position counts that much less.
+- Cross-entropy with the target's distribution, -Σ p_i log q_i.
+- -m log α with α = Σ min(p_i, q_i), the probability that rejection sampling accepts the draft's
+  token (Samarin et al., LK losses, 2026). A small draft cannot have q = p, and need not cover what
+  the target seldom writes.
+
+p are the target's probabilities as they are, and m = Σ p_i: where the target would rather write
+what the draft cannot propose, a position counts that much less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+LossKind = Literal["cross_entropy", "acceptance"]
+
+_LEAST = 1e-6  # of α, so that its logarithm is finite
 
 
 def working_device() -> torch.device:
@@ -59,8 +68,10 @@ def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
     return found
 
 
-def cross_entropy(states: Tensor, weight: Tensor, target: Tensor, places: Tensor) -> Tensor:
-    """Σ_r -Σ_i p_i log q_i with q = softmax(weight · states[r]) and p = target[places[r]].
+def draft_loss(
+    kind: LossKind, states: Tensor, weight: Tensor, target: Tensor, places: Tensor
+) -> Tensor:
+    """The sum over r of the loss of q = softmax(weight · states[r]) with p = target[places[r]].
 
     Args:
         states: normalised (rows, width).
@@ -68,39 +79,58 @@ def cross_entropy(states: Tensor, weight: Tensor, target: Tensor, places: Tensor
         target: probabilities (n, draft vocabulary).
         places: which of them each row is to predict (rows,).
     """
-    loss: Tensor = _CrossEntropy.apply(states, weight, target, places)  # type: ignore[no-untyped-call]
+    loss: Tensor = _DraftLoss.apply(kind, states, weight, target, places)  # type: ignore[no-untyped-call]
     return loss
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """The gradient is made with the loss, rows by rows: of the logits, q Σp - p alone is kept, in
-    the target's data type."""
+def _cross_entropy(log_q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Its sum over rows, and its gradient of the logits: q Σp - p. Overwrites `log_q`."""
+    loss = -torch.dot(p.view(-1), log_q.view(-1))
+    return loss, log_q.exp_().mul_(p.sum(-1, keepdim=True)).sub_(p)
+
+
+def _acceptance(log_q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of -m log α; the gradient is m / α · q (Σ_{q < p} q - 1[q < p])."""
+    q, m = log_q.exp_(), p.sum(-1, keepdim=True)
+    alpha = torch.minimum(p, q).sum(-1, keepdim=True).clamp(min=_LEAST)
+    wanting = (q < p).float()
+    covered = (q * wanting).sum(-1, keepdim=True)
+    return -(m * alpha.log()).sum(), q.mul_(covered - wanting).mul_(m / alpha)
+
+
+_LOSSES = {"cross_entropy": _cross_entropy, "acceptance": _acceptance}
+
+
+class _DraftLoss(torch.autograd.Function):
+    """The gradient is made with the loss, rows by rows: that of the logits alone is kept, in the
+    target's data type."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, target: Tensor, places: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, kind: LossKind, states: Tensor, weight: Tensor, target: Tensor, places: Tensor
+    ) -> Tensor:
         count, narrow, matrix = len(states), _more(states.to(target.dtype)), weight.to(target.dtype)
         gradients = target.new_zeros(len(narrow), len(weight))
         loss = states.new_zeros((), dtype=torch.float32)
         for rows in parts(count, states.device):
             log_q = (narrow[rows] @ matrix.T)[: count - rows.start].float().log_softmax(-1)
-            p = target[places[rows]].float()
-            loss -= torch.dot(p.view(-1), log_q.view(-1))
-            mass = p.sum(-1, keepdim=True)
-            gradients[rows][: len(p)] = log_q.exp_().mul_(mass).sub_(p)
+            part, gradient = _LOSSES[kind](log_q, target[places[rows]].float())
+            loss += part
+            gradients[rows][: len(gradient)] = gradient
         ctx.save_for_backward(narrow, matrix, gradients)
         ctx.types, ctx.count = (states.dtype, weight.dtype), count
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None, None, None]:
         narrow, matrix, gradients = ctx.saved_tensors
         of_states, of_weight = ctx.types
         scale = grads[0]
         states = (gradients @ matrix)[: ctx.count].to(of_states) * scale
         weight = None
-        if ctx.needs_input_grad[1]:  # a frozen output layer takes a third of the work less
+        if ctx.needs_input_grad[2]:  # a frozen output layer takes a third of the work less
             weight = (gradients.T @ narrow).to(of_weight) * scale
-        return states, weight, None, None
+        return None, states, weight, None, None
 
 
 def _more(rows: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from specdec_core.config import Value
+from specdec_core.training.recorded.loss import LossKind
 
 
 class TrainingSettings(Value):
@@ -20,6 +21,9 @@ class TrainingSettings(Value):
         default=None, description="the trained model that it begins with, and whose shape it keeps"
     )
     draft_vocab_size: int | None = Field(default=None, ge=2, description="unset, 8192 or start's")
+    loss: LossKind = Field(
+        default="cross_entropy", description="or acceptance, which gains at temperature 1"
+    )
     learning_rate: float = Field(default=1e-3, gt=0, description="AdamW's")
     matrix_rate: float | None = Field(
         default=0.02, gt=0, description="Muon's, of the matrices of layers; null: AdamW for all"

@@ -14,7 +14,7 @@ from specdec_core.models.reduced_draft.model import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 from specdec_core.training.recorded.features import TextBatch
 from specdec_core.training.recorded.finished import TrainingCard
-from specdec_core.training.recorded.loss import cross_entropy, parts, probabilities
+from specdec_core.training.recorded.loss import draft_loss, parts, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import (
@@ -64,7 +64,7 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
         target = probabilities(batch.last[answered], batch.normaliser[answered], self.output)
         weight = self.model.lm_head.linear.weight
         states, places = self._states(batch), torch.arange(len(target), device=target.device)
-        return cross_entropy(states, weight, target, places) / len(target)
+        return draft_loss(self.settings.loss, states, weight, target, places) / len(target)
 
     def judge(self, batches: Iterable[TextBatch]) -> DraftEvaluation:
         agreed = overlap = count = 0.0

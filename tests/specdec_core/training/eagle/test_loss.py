@@ -1,9 +1,10 @@
 """The loss, its gradients, and acceptance, against their definitions."""
 
+import pytest
 import torch
 
 from specdec_core.training.eagle.acceptance import expected_length, rounds
-from specdec_core.training.recorded.loss import cross_entropy, probabilities
+from specdec_core.training.recorded.loss import draft_loss, probabilities
 
 
 def test_probabilities_are_the_targets_of_all_its_tokens():
@@ -15,7 +16,16 @@ def test_probabilities_are_the_targets_of_all_its_tokens():
     torch.testing.assert_close(found, whole[:, chosen])
 
 
-def test_the_loss_and_its_gradients_are_those_of_cross_entropy():
+def cross_entropy(p, q):
+    return -(p * q.log()).sum()
+
+
+def acceptance(p, q):
+    return -(p.sum(-1) * torch.minimum(p, q).sum(-1).log()).sum()
+
+
+@pytest.mark.parametrize("defined", [cross_entropy, acceptance])
+def test_a_loss_and_its_gradients_are_those_of_its_definition(defined):
     torch.manual_seed(0)
     target = torch.randn(50, 12).softmax(-1)[:, :9]  # three tokens cannot be proposed
     places = torch.randint(50, (140,))
@@ -24,13 +34,22 @@ def test_the_loss_and_its_gradients_are_those_of_cross_entropy():
     for plain in (True, False):
         states, weight = (value.clone().requires_grad_() for value in given)
         if plain:
-            loss = -(target[places] * (states @ weight.T).log_softmax(-1)).sum()
+            loss = defined(target[places], (states @ weight.T).softmax(-1))
         else:
-            loss = cross_entropy(states, weight, target, places)
+            loss = draft_loss(defined.__name__, states, weight, target, places)
         (loss / 140).backward()
         results.append((loss.detach(), states.grad, weight.grad))
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "acceptance"])
+def test_a_position_without_a_token_that_can_be_proposed_has_no_loss(kind):
+    states = torch.randn(2, 4, requires_grad=True)
+    loss = draft_loss(kind, states, torch.randn(3, 4), torch.zeros(2, 3), torch.tensor([0, 1]))
+    loss.backward()
+    assert loss == 0
+    assert not states.grad.any()
 
 
 def test_expected_length_counts_what_survives():

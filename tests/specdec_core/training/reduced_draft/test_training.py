@@ -39,7 +39,12 @@ COPY = DraftTrainingSettings(
 )
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, COPY], ids=["projected", "copied"])
+ACCEPTING = SETTINGS.model_copy(update={"loss": "acceptance"})
+
+
+@pytest.mark.parametrize(
+    "settings", [SETTINGS, COPY, ACCEPTING], ids=["projected", "copied", "for acceptance"]
+)
 def test_a_draft_learns_what_its_target_will_write(
     recorded, tiny_pair, tmp_path, settings, monkeypatch
 ):
@@ -66,6 +71,12 @@ def test_a_draft_learns_what_its_target_will_write(
     further = DraftTraining(recorded.texts, DraftTrainingSettings(start=drafts["d"]))
     assert evaluated(further).agreement == pytest.approx(best.agreement, abs=0.02)
     assert trained_in(further) == trained_in(training)
+
+
+def test_the_loss_is_the_one_that_was_asked_for(recorded):
+    first = next(iter(DraftTraining(recorded.texts, SETTINGS)._batches([0])))
+    losses = [DraftTraining(recorded.texts, s).loss(first).item() for s in (SETTINGS, ACCEPTING)]
+    assert 0 < losses[1] < losses[0]
 
 
 def test_the_card_of_a_training_that_diverged_is_read_again(tmp_path):
