@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,7 +66,7 @@ class BenchPlan(Value):
     max_new_tokens: PositiveInt = 128
     repeats: PositiveInt = 3
     temperatures: tuple[Temperature, ...] = Field(default=(0.0,), min_length=1)
-    peers: tuple[str, ...] = names_of("bench")
+    peers: tuple[str, ...] = Field(default_factory=partial(names_of, "bench"))
     rows: tuple[dict[str, Any], ...] = ()
     plug_ins: tuple[dict[str, Any], ...] = ()
     chosen: tuple[Configuration, ...] = ()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.bench.benchmark import BenchPlan
@@ -35,7 +36,7 @@ class LoadPlan(BenchPlan):
 
     prompts: PromptSource = PromptSource()
     repeats: PositiveInt = 2
-    peers: tuple[str, ...] = names_of("serve")
+    peers: tuple[str, ...] = Field(default_factory=partial(names_of, "serve"))
     clients: tuple[PositiveInt, ...] = (1, 4, 8, 16)
     rates: tuple[PositiveFloat, ...] = ()
     slo: Slo | None = None

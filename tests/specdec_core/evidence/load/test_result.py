@@ -16,7 +16,9 @@ from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.measures import measured
 from specdec_core.search.load.records import LoadRecord, records_frame
 from specdec_core.search.load.workload import Load
+from specdec_core.servers.table import SERVERS
 from tests.load_result import REQUESTS, TOKENS, load_result, open_result
+from tests.own_server import OwnServer
 
 ONE, FOUR = (Load(clients=n, requests=REQUESTS) for n in (1, 4))
 
@@ -169,3 +171,9 @@ def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair):
 def test_latencies_are_measured_of_greedy_decoding_alone():
     with pytest.raises(UserError, match="greedily"):
         LoadPlan(temperatures=(0.0, 1.0)).check()
+
+
+def test_a_server_that_is_added_later_takes_part(monkeypatch):
+    before = LoadPlan().peers
+    monkeypatch.setitem(SERVERS, "own", OwnServer())
+    assert set(LoadPlan().peers) == {*before, "own"}
