@@ -13,7 +13,7 @@ from typer import Option
 from specdec_core.base.errors import UserError
 from specdec_core.base.names import check_name
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairSpec, RunnerSettings, Value, parse
+from specdec_core.config import PairSpec, Value, overridden, parse
 
 Number = TypeVar("Number", int, float, str)
 Parsed = TypeVar("Parsed", bound=Value)
@@ -147,10 +147,11 @@ def chosen_pair(
     max_length: int | None = None,
     compile: bool | None = None,
 ) -> PairSpec:
-    """`base` with the changes of the options. Raises :class:`UserError` for a wrong length."""
+    """`base` with the changes of the options. Raises :class:`UserError` for a wrong length, and for
+    a name that no draft can have."""
     changes = pair_changes(target, drafts, max_length, compile)
-    runner = base.runner.model_dump() | changes.get("runner", {})
-    return base.model_copy(update={**changes, "runner": parse(RunnerSettings, runner, "runner")})
+    changed = overridden({"pair": base.model_dump()}, {"pair": changes})
+    return parse(PairSpec, changed["pair"], "pair")
 
 
 def numbers(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:

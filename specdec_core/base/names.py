@@ -22,7 +22,12 @@ def digest_name(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def names_folder(name: str) -> bool:
+    """Whether a folder in another one can have this name."""
+    return name not in ("", "..") and Path(name).name == name
+
+
 def check_name(name: str | None) -> None:
     """Raises :class:`UserError` for a `--name` that cannot be a folder's."""
-    if name is not None and (name in ("", "..") or Path(name).name != name):
+    if name is not None and not names_folder(name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.names import names_folder
 from specdec_core.config.base import Value
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -40,17 +41,22 @@ def _drafts_of(pair: dict[str, Any]) -> dict[str, str]:
     return dict(_DRAFTS) if pair.get("target") == _TARGET else {}
 
 
+def _named(drafts: dict[str, str]) -> dict[str, str]:
+    if "target" in drafts:
+        raise ValueError("a draft cannot be called target")
+    for name in drafts:
+        if not names_folder(name):  # recordings and trained heads have a folder for each draft
+            raise ValueError(f"{name!r} names a draft: expected a folder's name, not a path")
+    return drafts
+
+
 class PairSpec(Value):
     """A target and its drafts by hub id, local folder, `package:<name>` or `bundled:<name>`. The
     drafts of the bundled target are there if none are named; another target has none then."""
 
     target: str = _TARGET
-    drafts: dict[str, str] = Field(default_factory=_drafts_of)
+    drafts: Annotated[dict[str, str], AfterValidator(_named)] = Field(default_factory=_drafts_of)
     runner: RunnerSettings = RunnerSettings()
-
-    def model_post_init(self, _: Any) -> None:
-        if "target" in self.drafts:
-            raise ValueError("drafts: a draft cannot be called target")
 
     def with_runner(self, **changes: Any) -> PairSpec:
         """This pair with these settings of its runner, which are not checked."""
