@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.uris import without_passwords
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def typed(name: str) -> str:
 
 
 def run(command: Callable[..., None] | typer.Typer) -> None:
-    """Run a typer application, or a function as one. A :class:`UserError` becomes one line on
-    standard error and exit code 2. A broken pipe to another process is reported in one line, which
-    typer would not do; a closed standard output is not."""
+    """Run a typer application, or a function as one. A :class:`UserError`, and a file that the
+    system refuses, become one line on standard error and exit code 2. A broken pipe to another
+    process is reported in one line, which typer would not do; a closed standard output is not."""
     if isinstance(command, typer.Typer):
         app = command
     else:
@@ -64,9 +64,10 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        errors.print(f"[red]error:[/red] {escape(str(error))}")
-        sys.exit(2)
-    except Exception:
+        _refuse(str(error))
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            _refuse(f"{error.filename}: {os_reason(error)}")
         sys.excepthook = _show  # instead of typer's own
         raise
     except SystemExit as end:
@@ -75,6 +76,12 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
             at = f"{broken}, {where.filename}:{where.lineno}"
             errors.print(f"[red]error:[/red] another process is gone ({escape(at)})")
         raise
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Print why a command ends, and exit as for bad input."""
+    errors.print(f"[red]error:[/red] {escape(reason)}")
+    sys.exit(2)
 
 
 def _show(*error: Any) -> None:

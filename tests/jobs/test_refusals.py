@@ -54,8 +54,14 @@ CERTIFY, NOWHERE = "certify --config chain.yaml", "http://127.0.0.1:9"
 SERVED, PLACED = "serve --config chain.yaml", "--cluster placement.yaml"
 OWN, WORDS = "sweep --config sweep.yaml --engine own", f"{SERVED} --engine words"
 
+LONG = "x" * 300  # more than a file's name may have
+
 ROWS = [
     ("report nowhere", "nowhere"),
+    (f"report {LONG}", f"{LONG}/sweep.json: file name too long"),
+    (f"generate x --target {LONG}", f"{LONG}/config.json: file name too long"),
+    (f"generate x --config {LONG}", f"{LONG}: file name too long"),
+    (f"train head --recording {LONG}", f"{LONG}: file name too long"),
     ("report .", r"no sweep in it \(no sweep\.json\)"),
     ("report old", "colour: unknown key"),
     ("demo smollm3", "error: smollm3: unknown; expected one of bundled, smollm2\n"),
