@@ -53,6 +53,8 @@ class Stored(Document):
             return parse_json(cls, file.read_bytes(), str(file))
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{folder}: no {cls.WHAT} in it (no {cls.FILE})") from None
+        except OSError as error:
+            raise UserError(f"{file}: {os_reason(error)}") from None
 
 
 def identity(value: BaseModel, placeless: bool = False) -> str:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import AfterValidator, Field
 
-from specdec_core.base.errors import UserError
+from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.config import PairSpec, Sampling, Value, parse_json
 from specdec_core.prompts.conversation import conversation_of
@@ -158,7 +158,8 @@ def _is_float(kind: pa.DataType) -> bool:
 
 def shards(folder: Path) -> list[int]:
     """The numbers of the whole shards."""
-    return sorted(int(file.stem.removeprefix("shard-")) for file in folder.glob("prompts/shard-*"))
+    numbers = (file.stem.removeprefix("shard-") for file in folder.glob("prompts/shard-*.parquet"))
+    return sorted(int(number) for number in numbers if number.isdigit())  # none of a copied file
 
 
 def read_table(file: Path, columns: list[str] | None = None) -> pa.Table:
@@ -188,6 +189,8 @@ class Recording:
             header = parse_json(Header, file.read_bytes(), f"{file}: not a recording's header")
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{folder}: no recording in it ({HEADER} is missing)") from None
+        except OSError as error:
+            raise UserError(f"{file}: {os_reason(error)}") from None
         return cls(folder, header)
 
     @property
@@ -237,11 +240,11 @@ class Recording:
                 f"{self.folder}: {draft} is an EAGLE head, of which no token-mixed examples are"
                 " recorded; train other --kinds for it, or heads of another --draft"
             )
-        return self._dense(self.table(f"{EXAMPLES}/{draft}"))
+        return self._dense(f"{EXAMPLES}/{draft}")
 
     @cached_property
     def prompts(self) -> RecordedPrompts:
-        table = self.table(PROMPTS)
+        table = self.table(PROMPTS, ["prompt", "id", "tokens", "output"])
         tokens, outputs = (
             [np.asarray(row, dtype=np.int32) for row in table[name].to_pylist()]
             for name in ("tokens", "output")
@@ -251,21 +254,33 @@ class Recording:
         )
 
     def trace(self, draft: str | None = None, hidden: bool = True) -> Trace:
-        """All rows of a draft, with or without the `hidden` states, most of a recording."""
+        """All rows of a draft, with or without the `hidden` states, most of a recording. Raises
+        :class:`UserError` where they are not of the recorded outputs."""
         name = self.draft_name(draft)
         part = f"{DRAFTS}/{name}"
         columns = [*EVERY_ROW, *TRAJECTORY_ONLY, "top_probs", *(["hidden"] if hidden else [])]
-        table = self._dense(self.table(part, columns))
+        table = self._dense(part, columns)
         arrays = {name: _numpy(table[name]) for name in table.column_names}
-        return Trace(self.header, self.prompts, arrays, self.header.short_drafts.get(name))
+        trace = Trace(self.header, self.prompts, arrays, self.header.short_drafts.get(name))
+        if trace.lengths.tolist() != [len(output) for output in self.prompts.outputs]:
+            raise self._mixed(part)
+        return trace
 
-    def _dense(self, table: pa.Table) -> pa.Table:
-        """`table` with prompts numbered by their place in `prompts`, without gaps."""
-        numbers = np.asarray(self.prompts.numbers)
-        order = np.argsort(numbers)
-        dense = order[np.searchsorted(numbers[order], table["prompt"].to_numpy())]
+    def _dense(self, part: str, columns: list[str] | None = None) -> pa.Table:
+        """A part with its prompts numbered by their place in `prompts`, without gaps."""
+        table, numbers = self.table(part, columns), np.asarray(self.prompts.numbers)
+        rows, order = table["prompt"].to_numpy(), np.argsort(numbers)
+        if not np.isin(rows, numbers).all():
+            raise self._mixed(part)
+        dense = order[np.searchsorted(numbers[order], rows)]
         place = table.column_names.index("prompt")
         return table.set_column(place, "prompt", pa.array(dense.astype(np.int32)))
+
+    def _mixed(self, part: str) -> UserError:
+        return UserError(
+            f"{self.folder / part}: not of the same prompts and outputs as {self.folder / PROMPTS};"
+            " record it again"
+        )
 
 
 @dataclass(frozen=True)

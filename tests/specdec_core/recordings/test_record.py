@@ -17,6 +17,7 @@ from specdec_core.drafting.policies.policy import build_policy
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Request
 from specdec_core.recordings import schema
+from specdec_core.recordings.find import finish, latest_recording
 from specdec_core.recordings.record import Recorder, record_requests
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.track import RuleSignals, Track
@@ -191,6 +192,24 @@ def test_a_truncated_file_is_one_line(tiny_pair, tmp_path):
         recording.trace()
 
 
+def test_rows_of_other_prompts_than_the_recorded_are_refused(tiny_pair, tmp_path):
+    one, two = (record_requests(tiny_pair, requests(n), tmp_path / f"{n}") for n in (1, 2))
+    files = [each.folder / "drafts/draft/shard-00000.parquet" for each in (one, two)]
+    rows = [file.read_bytes() for file in files]
+    for recording, file, other in zip((one, two), files, reversed(rows), strict=True):
+        file.write_bytes(other)
+        with pytest.raises(UserError, match="drafts/draft: not of the same prompts and outputs"):
+            recording.trace()
+
+
+def test_a_copied_shard_is_no_further_one(tiny_pair, tmp_path):
+    recording = record(tiny_pair, tmp_path, 2)
+    file = tmp_path / "prompts/shard-00000.parquet"
+    file.with_stem("shard-00000 (copy)").write_bytes(file.read_bytes())
+    assert schema.shards(tmp_path) == [0]
+    assert len(recording.trace().prompts.ids) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -204,6 +223,16 @@ def test_a_folder_without_a_readable_header_is_refused(tmp_path, content, messag
         (tmp_path / "recording.json").write_text(content)
     with pytest.raises(UserError, match=message):
         schema.Recording.open(tmp_path)
+
+
+def test_a_header_that_cannot_be_read_is_one_line_and_no_hindrance_to_others(tiny_pair, tmp_path):
+    whole, broken = tmp_path / "traces/whole", tmp_path / "traces/broken"
+    record(tiny_pair, whole, 2, fingerprints=tiny_pair.fingerprints)
+    finish(whole)
+    (broken / "recording.json").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"broken/recording\.json: is a directory"):
+        schema.Recording.open(broken)
+    assert latest_recording(tiny_pair.spec, tmp_path, Sampling()).folder == whole
 
 
 def test_a_recording_of_another_version_is_refused(recording, tmp_path):
