@@ -128,15 +128,29 @@ def load_yaml(path: str | Path) -> Any:
         text = path.read_text()
         with suppress(json.JSONDecodeError):
             return json.loads(text)  # all JSON is YAML, but is read much faster as JSON
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{path}: a folder, expected a YAML file") from None
     except OSError as error:
         raise UserError(f"{path}: {os_reason(error)}") from None
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML's own of a date that does not exist
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such date
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's own keeps the last of two equal keys without a word; this one refuses them."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                reason = f"the key {key.value!r} is there twice"
+                raise yaml.MarkedYAMLError(problem=reason, problem_mark=key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return node
 
 
 def overridden(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
