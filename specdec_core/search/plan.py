@@ -243,7 +243,10 @@ class Plan(SweepSettings):
         the ends of every range. Raises :class:`UserError`, naming `source` and the key."""
         if self.method != "grid" and self.trials is None:
             raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
-        entries = self._entries()
+        try:
+            entries = self._entries()
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
         if self.search and not entries and any(map(_has_head_pattern, self.search)):
             raise UserError(
                 f"{source}: search: no head of this pair was trained; `specdec train head` does"
@@ -351,13 +354,22 @@ def _has_head_pattern(entry: Any) -> bool:
 
 def _runs_draft(drafter: Mapping[str, Any]) -> bool:
     """Whether a drafter in a search has a draft model."""
-    return drafter.get("kind") in kinds_of(DRAFTERS, ModelSettings)
+    return _kind(drafter) in kinds_of(DRAFTERS, ModelSettings)
 
 
 def _heads_for(policy: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of trained heads that a policy in a search can use."""
-    settings = kinds_of(POLICIES, HeadSettings).get(policy.get("kind", ""))
+    settings = kinds_of(POLICIES, HeadSettings).get(_kind(policy))
     return settings.head_kinds if settings else ()
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """The kind of a drafter or a policy in a search; "" without one. Raises :class:`UserError` for
+    several: they have other settings and other drafts."""
+    kind = part.get("kind", "")
+    if not isinstance(kind, str):
+        raise UserError(f"search: kind: expected one, and an entry for each other (got {kind!r})")
+    return kind
 
 
 def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:

@@ -182,6 +182,8 @@ SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
         ({"search": [chain(draft="huge")]}, "the pair has no draft 'huge' (it has: medium, small)"),
         ({"search": [SAMPLINGS]}, "a sweep compares configurations of one sampling"),
         ({"search": [BELOW]}, "search.0: drafter.policy.threshold: Input should be greater"),
+        ({"search": [{"drafter": {"kind": ["suffix", "tree"]}}]}, "kind: expected one, and an ent"),
+        ({"search": [chain(policy={"kind": ["svip", "fixed"]})]}, "(got ['svip', 'fixed'])"),
         ({"search": []}, "search: nothing to search"),
         ({"search": "all"}, "search: "),
     ],
