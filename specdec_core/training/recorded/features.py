@@ -72,15 +72,20 @@ class RecordedAnswers:
     """The answers in recordings of one target, without prompts of more than `longest` tokens. They
     are shuffled by a fixed seed, so that the first shards are typical.
 
-    Raises :class:`UserError` where no answer is left, the recordings are of different targets or
-    other weights than the target's here, or tokens were sampled by another rule than temperature.
+    Raises :class:`UserError` where no answer is left, a recording is there twice, the recordings
+    are of different targets or other weights than the target's here, or tokens were sampled by
+    another rule than temperature.
     """
 
     recordings: Sequence[Recording]
     longest: int
 
     def __post_init__(self) -> None:
+        digests: set[str] = set()
         for recording in self.recordings:
+            if recording.digest in digests:
+                raise UserError(f"{recording.folder}: the same answers twice")
+            digests.add(recording.digest)
             header = recording.header
             same_models(recording, self.recordings[0])
             if header.fingerprints[TARGET] != fingerprint(self.target):

@@ -142,6 +142,8 @@ def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair, tmp_path):
     with pytest.raises(UserError, match="no prompts of at most 1 tokens"):
         _ = RecordedAnswers(found.recordings, 1).texts
     recording = found.recordings[0]
+    with pytest.raises(UserError, match="the same answers twice"):
+        RecordedAnswers([recording, found.recordings[1], Recording.open(recording.folder)], 400)
     for changes, complaint in (
         ({"fingerprints": {"target": "0"}}, "the answers of other weights than are here"),
         ({"sampling": Sampling(temperature=1, top_k=4)}, "sampled with top-k, top-p or min-p"),
