@@ -117,8 +117,8 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(expor
 
 
 def test_a_profile_without_the_configurations_draft_has_no_nearest(exporting, home, tmp_path):
-    """The fastest of the others is for --fastest to find, which names the draft that it leaves
-    out; settings with a counterpart need no times."""
+    """`--fastest` finds the fastest drafter among the others, and names the draft that it leaves
+    out. Settings with a counterpart need no times."""
     (tmp_path / "times.yaml").write_text("{device: far away, target: 1, drafts: {other: 0.01}}")
     told = ("--to", "vllm", "--profile", tmp_path / "times.yaml", "--out", tmp_path / "out")
     lacking = "no forward time of draft 'draft'"
