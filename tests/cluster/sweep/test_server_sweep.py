@@ -188,8 +188,9 @@ def test_a_table_by_load_is_raced_beside_the_best_default_as_often_as_the_settin
     plan = plan.model_copy(update={"live": live})
     result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine")
     [load] = result.table.loads
-    assert {"own", "own K=2", "own by load"} <= {row.name for row in result.table.rows}
-    assert {len(row.of(load)) for row in result.table.rows} == {2}
+    rows = {row.name: row for row in result.table.rows}
+    assert {"own", "own K=2", "own by load"} <= set(rows)
+    assert (result.table.repeats, len(rows["own"].of(load))) == (2, 2)  # others may leave earlier
     assert "over own K=2, the server's best default" in report(result).findings[1]
 
 
