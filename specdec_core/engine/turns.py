@@ -24,9 +24,9 @@ def requests_of(
 
     A later turn follows the target's own greedy answers to the earlier turns, each of at most
     `max_new_tokens`, as in MT-Bench and Spec-Bench. Answers are decoded one at a time, so that the
-    same pair and conversation always give the same requests; `together` is faster,
-    but rounding may then let other prompts change an answer. `engine` is an engine of the pair to
-    decode them with; unset, one is opened where it is needed.
+    same pair and conversation always give the same requests. Decoded `together`, which is faster,
+    an answer may differ by rounding. `engine` is an engine of the pair to decode them with; unset,
+    one is opened where it is needed.
 
     Raises :class:`UserError` for a prompt that does not fit.
     """

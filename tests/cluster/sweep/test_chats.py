@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from cluster.recording import run_recording
+from cluster.recording import RecordingWorker, run_recording
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
+from specdec_core.engine import Engine
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
-from specdec_core.recordings.plan import RecordingPlan
+from specdec_core.recordings.plan import RecordingPlan, ShardPrompt
 from specdec_core.recordings.schema import shard_file
 from tests.commands import QUICK, sweep_plan
 from tests.observers import Heard
@@ -75,6 +76,21 @@ def test_answers_alone_are_recorded_of_the_same_turns(recorded, plan, chat_spec,
     assert (alone.numbers, alone.ids) == (beside.numbers, beside.ids)
     for name in ("tokens", "outputs"):
         assert [*map(list, getattr(alone, name))] == [*map(list, getattr(beside, name))]
+
+
+def test_answers_alone_are_decoded_together(recorded, chat_spec, prompts, monkeypatch):
+    decoded, generate = [], Engine.generate
+
+    def counted(engine, requests):
+        decoded.append(len(requests))
+        return generate(engine, requests)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    worker = RecordingWorker(chat_spec.model_copy(update={"drafts": {}}))
+    first, second = load_prompts(str(prompts), 2, worker.pair.tokenizer)
+    batch = [ShardPrompt(range(n, n + 3), p, ()) for n, p in ((0, first), (3, second))]
+    worker.record(recorded[1].header.model_copy(update={"pair": worker.pair.spec}), batch)
+    assert decoded == [2, 2, 6]  # the answers to two turns, and what is recorded
 
 
 @pytest.mark.long

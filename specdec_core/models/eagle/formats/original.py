@@ -14,7 +14,7 @@ from specdec_core.models.eagle.head import AnyHead, EagleOneHead
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.weight_files import read_tensors
 
-# Heads for these kinds of target models have Llama's decoder layer, in vLLM and elsewhere.
+# The authors' code gives heads for these kinds of target models Llama's decoder layer.
 _AS_LLAMA = ("mistral", "mixtral", "qwen2")
 
 

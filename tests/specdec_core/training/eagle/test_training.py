@@ -47,6 +47,17 @@ def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatc
     assert told == [(e.tokens, e.summary) for e in training.curve]
 
 
+def test_the_loss_of_a_head_is_the_one_that_was_asked_for(recorded):
+    losses = []
+    for kind in ("cross_entropy", "acceptance"):
+        settings = SETTINGS.model_copy(update={"loss": kind, "share": 1.0})  # no random chains
+        training = EagleTraining(recorded.texts, settings)
+        [batch] = training._batches([0])
+        with torch.autocast(training.device.type, dtype=training.type):
+            losses.append(training.loss(batch).item())
+    assert 0 < losses[1] < losses[0]
+
+
 def test_a_head_is_trained_further(recorded, tmp_path):
     little = {"epochs": 1, "matrix_rate": 0.002, "learning_rate": 1e-4}
     first = EagleTraining(recorded.texts, SETTINGS.model_copy(update=little))
