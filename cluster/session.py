@@ -71,11 +71,11 @@ def ray_session() -> Iterator[None]:
     for name in ("ray.tune", "ray.train", "ray.data"):
         # Their errors are reported in one line where they are handled.
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     if ray.is_initialized():
         yield
         return
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS") or "local"
     if local := address == "local":
         options: dict[str, Any] = {"num_cpus": _cores(), "include_dashboard": False}

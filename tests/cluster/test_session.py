@@ -3,11 +3,13 @@ said to be missing."""
 
 import json
 import os
+import signal
 import socket
 import sys
 
 import pytest
 import ray
+from ray.tune.tune import _setup_signal_catching
 
 from cluster import session
 from cluster.session import get, ray_session, resources, start_actor, user_error
@@ -104,6 +106,19 @@ def test_a_local_ray_has_the_cores_that_this_process_may_use(usable, quota, core
     monkeypatch.setattr(session, "_end_local", lambda: None)
     with ray_session():
         assert asked["num_cpus"] == cores
+
+
+def test_a_sweep_leaves_ctrl_c_alone_in_a_process_that_is_connected_already(
+    ray_running, monkeypatch
+):
+    monkeypatch.delenv("TUNE_DISABLE_SIGINT_HANDLER", raising=False)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with ray_session():
+            _setup_signal_catching()  # of Tune, whenever it runs
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Broken:

@@ -20,14 +20,17 @@ from specdec_core.search.load.workload import Workload
 
 @pytest.fixture
 def start_ray(monkeypatch):
-    """Have Ray, which a real command may use in this process, start by a function."""
+    """Have Ray, which a real command may use in this process, start by a function. Ctrl-C is what
+    it is in a new process."""
 
     def start(init):
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         monkeypatch.setattr(ray, "init", init)
         monkeypatch.setattr(session, "_end_local", lambda: None)
 
-    return start
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield start
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("starting", [True, False])
