@@ -93,11 +93,14 @@ def keys() -> str:
     )
     from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
     from specdec_core.cost import Profile
+    from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.prompts.source import PromptSource
     from specdec_core.search.load.trace import TraceRequest
     from specdec_core.search.load.workload import LiveSettings, Slo, Workload
     from specdec_core.search.plan import MeasuredForwards, Plan, RaceSettings
     from specdec_core.search.space import Trees
+    from specdec_core.training.eagle.settings import EagleTrainingSettings
+    from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 
     parts = ["## A pair and a configuration", _model(PairConfiguration)]
     parts += ["## A sweep", _model(Plan), "### Prompts", _model(PromptSource)]
@@ -119,6 +122,10 @@ def keys() -> str:
         f"### {kind}\n\n{_model(settings)}"
         for kind, settings in kinds_of(POLICIES, KindSettings).items()
     ]
+    parts += ["## Settings of a training", "`--set NAME=VALUE` of `specdec train …` changes them."]
+    parts += ["### Of an EAGLE head", _model(EagleTrainingSettings)]
+    parts += ["### Of a draft model", _model(DraftTrainingSettings)]
+    parts += ["### Of acceptance heads", _model(HeadTrainingSettings)]
     return "\n\n".join(parts)
 
 

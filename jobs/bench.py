@@ -41,7 +41,7 @@ BenchRepeats = Annotated[int | None, Option(min=1, help="Times each prompt is de
 Threads = Annotated[int | None, Option(min=1, help="CPU threads of every contestant.")]
 Only = Annotated[
     list[str] | None,
-    Option(help="Only what has this in its name, and this engine without a drafter; repeatable."),
+    Option(help="Only rows with this in the name, and this engine without a drafter; repeatable."),
 ]
 Rows = Annotated[
     Path | None, Option(help="YAML with this engine's other rows; unset, the command's own file.")

@@ -44,7 +44,9 @@ def main(
         str | None,
         Option(help="Limits in seconds, as ttft=0.5,tpot=0.05; requests within them are goodput."),
     ] = None,
-    seed: Annotated[int | None, Option(min=0, help="With --rate: of the arrival times.")] = None,
+    seed: Annotated[
+        int | None, Option(min=0, help="With --rate: the seed of the arrival times.")
+    ] = None,
     requests: Annotated[
         int | None,
         Option(

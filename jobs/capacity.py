@@ -37,7 +37,9 @@ def main(
     replicas: Annotated[
         str | None, Option(help="Replicas, as 1,64; finds the rate that each number carries.")
     ] = None,
-    share: Annotated[float, Option(help="Of the requests that must keep the limits.")] = SHARE,
+    share: Annotated[
+        float, Option(help="Share of the requests that must keep the limits.")
+    ] = SHARE,
     config: Config = None,
     profile: ProfileFile = None,
     slots: Annotated[int, Option(min=1, help="Requests that a replica decodes together.")] = 16,

@@ -59,10 +59,10 @@ def main(
     ] = False,
     max_new_tokens: Tokens = 128,
     temperature: Annotated[
-        float | None, Option(min=0, help="0 is greedy; the configuration's when left out.")
+        float | None, Option(min=0, help="0 is greedy; unset, the configuration's.")
     ] = None,
     seed: Annotated[
-        int | None, Option(help="Of the random numbers; a new one when left out.")
+        int | None, Option(help="Seed of the random numbers; unset, a new one.")
     ] = None,
     stop: Annotated[list[str] | None, Option(help="End before this text; repeatable.")] = None,
     max_length: MaxLength = None,

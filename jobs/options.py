@@ -37,15 +37,15 @@ MaybePrompts = Annotated[str | None, _PROMPTS]
 ChatTemplate = Annotated[
     str,
     Option(
-        help="auto: chats are rendered by the tokenizer's template; always: plain texts, too, as a"
-        " message; none: no prompt; or a file with a Jinja template, for all."
+        help="Prompts that a template renders. auto: chats, by the tokenizer's template; always:"
+        " plain texts, too, as a message; none: no prompt; a file: all, by its Jinja template."
     ),
 ]
 MaybeChatTemplate = Annotated[
     str | None,
     Option(
-        help="How prompts are rendered: auto, always, none or a file with a Jinja template; unset,"
-        " the file's choice or auto: chats alone, by the tokenizer's template."
+        help="Prompts that a template renders: auto (chats, by the tokenizer's template), always,"
+        " none, or a file with a Jinja template; unset, as in the sweep file, or auto."
     ),
 ]
 MaxLength = Annotated[
@@ -56,8 +56,8 @@ Compile = Annotated[
     bool | None,
     Option(
         "--compile/--no-compile",
-        help="Compiled graphs, made at the first start: the pair's runner.compile; unset, as it"
-        " is there.",
+        help="Compiled graphs, made at the first start: the pair's runner.compile; unset, as in"
+        " the file.",
     ),
 ]
 Limit = Annotated[int, Option(min=1, help="Use the first n prompts.")]
@@ -101,7 +101,10 @@ DType = Annotated[
 
 TrainingSettings = Annotated[
     list[str] | None,
-    Option("--set", help="A setting of the training, as epochs=5 (see the manual); repeatable."),
+    Option(
+        "--set",
+        help="A setting of the training, as epochs=5; repeatable. See the manual's Configuration.",
+    ),
 ]
 
 

@@ -78,9 +78,9 @@ def main(
     from_vllm: Annotated[
         list[Path] | None,
         Option(
-            help="Instead: what a vLLM in production wrote, the text of its /metrics or responses"
-            " with metrics, one a line; repeatable, for servers with several lengths. Says what"
-            " other lengths are expected to give; needs no weights."
+            help="Instead of recording: estimate the effect of other lengths from a vLLM in"
+            " production, by a file with the text of its /metrics or with its responses, one a"
+            " line; repeatable, for servers with several lengths. Needs no weights."
         ),
     ] = None,
     profile: options.ProfileFile = None,

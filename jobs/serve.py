@@ -219,7 +219,7 @@ def main(
     ] = 1,
     api_key_file: Annotated[
         Path | None,
-        Option(help="Hashes of the API keys that are let in; see `specdec serve keys`."),
+        Option(help="File with the hashes of the API keys; see `specdec serve keys`."),
     ] = None,
     no_auth: Annotated[
         bool,
@@ -251,7 +251,7 @@ def main(
         float, Option(min=1e-6, max=1, help="Share of the requests that are kept.")
     ] = 0.05,
     sample_limit: Annotated[
-        str, Option(help="Size of that folder, as 200MB; the oldest files make room.")
+        str, Option(help="Largest size of that folder, as 200MB; the oldest files are deleted.")
     ] = "200MB",
     tls_cert: Annotated[
         Path | None, Option(help="Certificate (PEM) to encrypt with; needs --tls-key.")
@@ -262,7 +262,7 @@ def main(
         Option(min=1, help="Look every n seconds for a new certified champion, and serve that."),
     ] = None,
     on_drift: Annotated[
-        str | None, Option(help="Command to start when the traffic has changed, in no shell.")
+        str | None, Option(help="Command to start, without a shell, when the traffic has changed.")
     ] = None,
     engine: Annotated[
         str | None,

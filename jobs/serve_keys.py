@@ -16,7 +16,7 @@ from specdec_core.base.files import write_atomically
 
 def main(
     file: Annotated[Path, Argument(help="The file of keys; made if it is not there.")],
-    name: Annotated[str, Option(help="Whose key it is, for those who read the file.")] = "",
+    name: Annotated[str, Option(help="Name of the key's owner, written to the file.")] = "",
 ) -> None:
     """Make a key, show it once, and add its SHA-256 to the file for `serve --api-key-file`."""
     if "\n" in name:

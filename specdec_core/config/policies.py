@@ -16,7 +16,7 @@ MOST_TOKENS = 20  # SpecDec++'s bound
 CANDIDATES = 4
 PROFILE: Literal["profile"] = "profile"  # as a cost: measured
 
-MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
+MaxTokens = Annotated[int, Field(ge=1, le=128, description="most candidate tokens in a round")]
 
 
 class Costs(Protocol):

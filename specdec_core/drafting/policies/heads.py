@@ -28,7 +28,7 @@ class SpecDecPlusPlusSettings(HeadSettings):
     kind: Literal["specdecpp"] = "specdecpp"
     head: str = Field(description="name or folder of a trained acceptance head")
     threshold: float = Field(default=0.7, ge=0, le=1)
-    min_tokens: MaxTokens = 2
+    min_tokens: MaxTokens = Field(default=2, description="fewest candidate tokens in a round")
     max_tokens: MaxTokens = MOST_TOKENS
 
     def model_post_init(self, _: Any) -> None:

@@ -14,7 +14,7 @@ class HeuristicSettings(PolicySettings):
     """K grows by `increase` when everything was accepted and shrinks by `decrease` otherwise."""
 
     kind: Literal["heuristic"] = "heuristic"
-    start: MaxTokens = 5
+    start: MaxTokens = Field(default=5, description="K of the first round")
     increase: int = Field(default=2, ge=0)
     decrease: int = Field(default=1, ge=0)
     transient: bool = Field(
