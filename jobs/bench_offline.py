@@ -46,8 +46,8 @@ def main(
     fresh: bench.MeasureAgain = False,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, interleaved. Report the
-    speedups, whether each writes what the target model alone would write, and where this engine's
-    time goes. Interrupted, the same command resumes with the repeat that it was at. Run it on an
+    speedups, whether each output is the target model's own, and where this engine's time goes.
+    Interrupted, the same command resumes with the interrupted repeat. Run it on an
     otherwise idle machine. With --cluster this engine is timed alone, on these devices."""
     placement = None
     if cluster is not None:

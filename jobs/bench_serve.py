@@ -92,9 +92,9 @@ def main(
     name: options.Name = None,
     fresh: bench.MeasureAgain = False,
 ) -> None:
-    """Send the same requests to this engine's server and to vLLM's, one server after the other, and
+    """Send the same requests to this engine's server, vLLM's and llama.cpp's, interleaved, and
     compare throughput, TTFT and time per output token at each load. Interrupted, the same command
-    resumes with the server that it was at. Run it on an otherwise idle machine."""
+    resumes with the interrupted server. Run it on an otherwise idle machine."""
     load_options = _load_options(clients, rate, slo, seed, requests, slots)
     asked_for = bench.plan_options(locals(), servers=True, **load_options)
     # torch takes seconds to import.

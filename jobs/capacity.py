@@ -56,11 +56,10 @@ def main(
     name: Name = None,
 ) -> None:
     """Simulate requests that come at a rate, and find the fewest replicas that answer them within
-    the limits; or find the rate that a number of replicas carries.
+    the limits; or find the rate that a number of replicas can answer.
 
-    Replayed rounds take the place of models (of a configuration that cannot be replayed, rounds
-    that are decoded live once), the pair's forward times that of the machine, and the scheduler is
-    the live engine's.
+    The simulation uses replayed rounds, the pair's forward times and the live engine's scheduler.
+    The rounds of a configuration that cannot be replayed are decoded live, once.
     """
     objective = Slo.read(slo, "--slo")
     if sum(given is not None for given in (rate, trace, replicas)) != 1:

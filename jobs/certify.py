@@ -57,17 +57,18 @@ def main(
         Option(help="With --engine or --server: the data type in which the target computes."),
     ] = None,
 ) -> None:
-    """Check a configuration on its own models and write a certificate: greedy texts in float32 are
-    the target's, token by token; sampled tokens have its probabilities; and live it is not slower
-    than autoregressive decoding. The certificate goes to the workspace and, where the configuration
-    is registered, to the registry. Where a check fails, there is none, and the exit code is 1.
+    """Check a configuration on its own models and write a certificate. Three checks: greedy output
+    in float32 is the target's, token by token; sampled tokens have the target's probabilities; it
+    is not slower than autoregressive decoding. The certificate goes to the workspace and, if the
+    configuration is registered, to the registry. If a check fails, there is no certificate, and the
+    exit code is 1.
 
-    With --cluster it is checked with the models on these devices. A configuration that drafts while
-    the target verifies (PEARL) needs one for each.
+    With --cluster the models are on these devices. A configuration that drafts while the target
+    verifies (PEARL) needs a device for each model.
 
-    With --engine or --server the same is checked of another server over HTTP, with and without its
-    speculation; only its speed is not. In another type than float32, greedy texts may differ where
-    two tokens are nearly equally likely."""
+    With --engine or --server another server is checked over HTTP, with and without its speculation,
+    but not its speed. In another type than float32, greedy output may differ where two tokens are
+    nearly equally likely."""
     choice, source, _ = choose(config, engine)
     pair_spec = options.chosen_pair(choice.pair, None, None, max_length)
     configuration = choice.configuration

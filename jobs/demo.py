@@ -27,7 +27,7 @@ def main(
     fresh: Fresh = False,
 ) -> None:
     """Record what a pair does on real prompts, replay every configuration from that, time
-    the best ones alone, register the champion and write the report."""
+    the best ones, register the champion and write the report."""
     if model not in SWEEPS:
         raise UserError(f"{model}: unknown; expected one of {', '.join(SWEEPS)}")
 

@@ -60,8 +60,8 @@ def main(
         Option(help="With --promote: as the champion in this server, as vllm; unset, this engine."),
     ] = None,
 ) -> None:
-    """Load a configuration beside the served one, and switch to it. The old one finishes the
-    requests that it runs, and none fails. A registered version that is deployed becomes the
+    """Load a configuration beside the served one, and switch to it. The old one finishes its
+    requests, and none fails. A registered version that is deployed becomes the
     champion. If it cannot be loaded, the server continues unchanged."""
     asked = given(config=config, version=version, promote=promote, back=back or None)
     if len(asked) > 1:

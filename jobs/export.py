@@ -67,8 +67,8 @@ def main(
     ] = None,
 ) -> None:
     """Write the champion, or another configuration, as the settings of the server that you run,
-    with the command that starts it. A configuration that the server cannot express is replaced by
-    the nearest settings by replay, with the speed that this is expected to cost."""
+    with the command that starts it. If the server has no settings for a configuration, the
+    nearest settings by replay are written, with the speed that this is expected to cost."""
     further = dict(map(setting, more or []))
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")

@@ -39,8 +39,8 @@ def main(
     cluster: options.Placed = None,
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
-    the times, and write the fit as JSON. With another engine, whole steps are timed, which verify
-    the tokens of all rows. With --cluster the models are on these devices. `specdec sweep` and
+    the times, and write the fit as JSON. With --engine, whole steps of that server are timed.
+    With --cluster the models are on these devices. `specdec sweep` and
     `specdec export` rank by such a profile, also on another machine."""
     if cluster is not None and engine is not None:
         raise UserError("--cluster has the devices of this library's engine, not of a server")

@@ -88,8 +88,8 @@ def main(
     """Run a pair over prompts once and record, at every position, what its drafts would do.
 
     Every draft length, policy and head can be replayed from the recording without a model, and
-    heads are trained on it; of a pair without drafts the target's outputs are recorded. What is not
-    given is as in the sweep file, or greedy, of bundled:train and with 128 new tokens. Interrupted,
+    heads are trained on it. Without drafts the target's outputs alone are recorded. Unset options
+    are as in the sweep file, or greedy decoding of bundled:train with 128 new tokens. Interrupted,
     the same command resumes.
     """
     if from_vllm:

@@ -275,8 +275,8 @@ def main(
 ) -> None:
     """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C.
 
-    With --engine another program's server answers, with the configuration's counterpart. It is
-    started again where it ends; requests and answers pass through unchanged."""
+    With --engine another program's server answers, with its settings for the configuration. It is
+    started again if it ends; requests and answers pass through unchanged."""
     options = {name: value for name, value in locals().items() if name in Arguments.model_fields}
     given = parse(Arguments, options, "options")
     from cluster.serving.control import find_server  # Ray takes seconds to import
