@@ -54,6 +54,7 @@ QUIET = {
 INHERITED = (
     "SPECDEC_HOME",
     "SPECDEC_KINDS",
+    "SPECDEC_VLLM",
     "HF_TOKEN",
     "HF_ENDPOINT",
     "NCCL_",

@@ -30,8 +30,8 @@ from tests.registered import bare_home, empty_store, home, swept  # noqa: F401 (
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # xdist's processes have these from readline, and a console keeps the width that it is made with.
-# Tests have stores of their own.
-for name in ("COLUMNS", "LINES", "MLFLOW_TRACKING_URI"):
+# Tests have stores and environments of their own.
+for name in ("COLUMNS", "LINES", "MLFLOW_TRACKING_URI", "SPECDEC_VLLM"):
     os.environ.pop(name, None)
 
 torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other

