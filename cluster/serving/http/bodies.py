@@ -22,7 +22,14 @@ T = TypeVar("T")
 
 
 async def read_body(request: HttpRequest) -> bytes:
-    """The body, up to a limit. Raises :class:`ApiError` (413)."""
+    """The body, up to a limit. Raises :class:`ApiError` (413; 415 for a compressed one)."""
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise ApiError(
+            f"Content-Encoding: {coding[:40]}: the body is compressed, which this server does not"
+            " take; send it as it is",
+            status=415,
+        )
     body = bytearray()
     async for part in request.stream():
         body += part

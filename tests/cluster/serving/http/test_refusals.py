@@ -1,5 +1,6 @@
 """What a request may not ask is refused by the field's name, in one sentence."""
 
+import json
 from typing import Any
 
 import httpx
@@ -80,3 +81,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(chat_url, path, body, param,
     assert message in error["message"]
     assert param in error["message"] or param in ("prompt", "messages", "input")
     assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("Identity", 200)])
+def test_a_compressed_body_is_refused_as_that(chat_url, coding, status):
+    content, headers = json.dumps(LEAST[COMPLETION]), {"content-encoding": coding}
+    answer = httpx.post(f"{chat_url}{COMPLETION}", content=content, headers=headers, timeout=60)
+    assert answer.status_code == status, answer.text
+    assert ("gzip: the body is compressed" in answer.text) == (status == 415)
