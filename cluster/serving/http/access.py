@@ -56,6 +56,13 @@ EVERYBODY = Access()
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The hashes in a file, at least one. Raises :class:`UserError`."""
+    if not (hashes := hashes_in(path)):
+        raise UserError(f"{path}: no keys; `specdec serve keys` adds one")
+    return hashes
+
+
+def hashes_in(path: Path) -> tuple[bytes, ...]:
     """The hashes in a file: one on each line, in hexadecimal, with a comment after it. Empty lines
     and lines that begin with # are ignored. Raises :class:`UserError`."""
     try:
@@ -74,8 +81,6 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
                 f"{path}:{number}: expected the SHA-256 of a key, 64 hexadecimal digits"
             )
         hashes.append(bytes.fromhex(match[1]))
-    if not hashes:
-        raise UserError(f"{path}: no keys; `specdec serve keys` adds one")
     return tuple(hashes)
 
 
@@ -177,14 +182,15 @@ class Gate:
         if self.access.keys is None:
             return self._shared
         scheme, _, key = authorization.partition(b" ")
+        given = scheme.lower() == b"bearer" and key.strip()
         digest = hashlib.sha256(key.strip()).digest()
         # All are compared, each in constant time, so that the time does not depend on the guess.
         known = [stored for stored in self._accounts if hmac.compare_digest(stored, digest)]
-        if scheme.lower() == b"bearer" and known:
+        if given and known:
             return self._accounts[known[0]]
         raise ApiError(
             "this API key is not known here"
-            if authorization
+            if given
             else "an API key is needed: Authorization: Bearer KEY",
             status=401,
             type="authentication_error",

@@ -51,6 +51,13 @@ async def test_all_routes_but_health_and_ready_need_a_key(chat_pair):
         for key in (ANNE, BEN):
             answer = await http.post("/v1/completions", json=BODY, headers=bearer(key))
             assert answer.status_code == 200
+        for given, message in (
+            ("Bearer sk-other", "this API key is not known here"),
+            (ANNE, "an API key is needed: Authorization: Bearer KEY"),
+            ("Bearer ", "an API key is needed: Authorization: Bearer KEY"),
+        ):
+            answer = await http.get("/v1/models", headers={"Authorization": given})
+            assert answer.json()["error"]["message"] == message
 
 
 async def test_each_key_has_an_allowance_of_its_own(chat_pair):
