@@ -91,7 +91,7 @@ class RunningServer(Value):
         headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
         headers["authorization"] = f"Bearer {self.token}"  # the token is an API key, too
         try:
-            known = trusting(self.certificate)
+            known = True if self.certificate is None else trusting(self.certificate)
             with httpx.Client(timeout=timeout, trust_env=False, verify=known) as http:
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:

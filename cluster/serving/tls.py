@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from specdec_core.base.errors import UserError, os_reason
+
+# As OpenSSL calls a key of another certificate; the last one where it is of another kind.
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
 class Tls(NamedTuple):
@@ -32,18 +36,35 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
         raise UserError(f"{given} needs {missing}, too: a certificate and its private key")
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
         _read(path, f"{option} {path}")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Without a password OpenSSL would ask for one at the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        server.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
-        said = error.reason or str(error)
-        if said == "KEY_VALUES_MISMATCH":
+        if error.reason in _MISMATCHES:
             raise UserError(f"--tls-key {key}: not the key of {certificate}") from None
+        said = f" ({error.reason.lower().replace('_', ' ')})" if error.reason else ""
         raise UserError(
             f"--tls-cert {certificate}, --tls-key {key}: expected a certificate and its private"
-            f" key without a password, as PEM ({said.lower().replace('_', ' ')})"
+            f" key without a password, as PEM{said}"
+        ) from None
+    try:
+        meet(trusting(certificate), server)
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(
+            f"--tls-cert {certificate}: clients would refuse it: {error.verify_message}"
         ) from None
     return Tls(certificate.resolve(), key.resolve())
+
+
+def meet(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Let a client see the certificate of a server, in memory. Raises
+    :class:`ssl.SSLCertVerificationError` where it does not accept that."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking, answering = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    for end in (asking, answering, asking):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 def _read(file: Path, name: str) -> str:
@@ -63,11 +84,9 @@ def own_certificate(file: Path) -> str:
     return found[0]
 
 
-def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
+def trusting(certificate: Path) -> ssl.SSLContext:
     """For a client on this machine that knows the server's certificate: it trusts that one alone,
-    under whatever address it reaches the server. Without one, as usual."""
-    if certificate is None:
-        return True
+    under whatever address it reaches the server."""
     context = ssl.create_default_context(cadata=own_certificate(certificate))
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also a signed one
