@@ -24,16 +24,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.config import PairSpec, Sampling, Value, parse_json
+from specdec_core.models.fingerprints import TARGET
 from specdec_core.prompts.conversation import conversation_of
 from specdec_core.prompts.prompt_sets import PromptSet
 
@@ -115,6 +116,13 @@ class Header(Value):
     served: str | None = Field(
         default=None, description="the model of the server that gave the outputs; null: none did"
     )
+
+    @model_validator(mode="after")
+    def _check_fingerprints(self) -> Self:
+        models = (TARGET, *self.pair.drafts)
+        if missing := [model for model in models if model not in self.fingerprints]:
+            raise ValueError(f"fingerprints: none of {', '.join(missing)}")
+        return self
 
     @property
     def replayable(self) -> bool:

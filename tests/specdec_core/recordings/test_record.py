@@ -1,5 +1,6 @@
 """Recordings hold what decoding gives, and replay the acceptance of sampled drafts."""
 
+import json
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -233,6 +234,18 @@ def test_a_header_that_cannot_be_read_is_one_line_and_no_hindrance_to_others(tin
     with pytest.raises(UserError, match=r"broken/recording\.json: is a directory"):
         schema.Recording.open(broken)
     assert latest_recording(tiny_pair.spec, tmp_path, Sampling()).folder == whole
+
+
+def test_a_header_names_the_weights_of_every_model(recording, tmp_path):
+    file = schema.save_header(recording.header, tmp_path)
+    content = json.loads(file.read_text())
+    for name in list(content["fingerprints"]):
+        kept = {n: print for n, print in content["fingerprints"].items() if n != name}
+        file.write_text(json.dumps(content | {"fingerprints": kept}))
+        with pytest.raises(
+            UserError, match=f"not a recording's header: .*fingerprints: none of {name}"
+        ):
+            schema.Recording.open(tmp_path)
 
 
 def test_a_recording_of_another_version_is_refused(recording, tmp_path):
