@@ -54,8 +54,9 @@ def typed(name: str) -> str:
 
 def run(command: Callable[..., None] | typer.Typer) -> None:
     """Run a typer application, or a function as one. A :class:`UserError`, and a file that the
-    system refuses, become one line on standard error and exit code 2. A broken pipe to another
-    process is reported in one line, which typer would not do; a closed standard output is not."""
+    system refuses, become one line on standard error and exit code 2; a file that is missing where
+    this program expects it is a fault. A broken pipe to another process is reported in one line,
+    which typer would not do; a closed standard output is not."""
     if isinstance(command, typer.Typer):
         app = command
     else:
@@ -66,7 +67,9 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
     except UserError as error:
         _refuse(str(error))
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:
+        # Each command says itself which file it was given and does not find.
+        fault = isinstance(error, FileNotFoundError | FileExistsError)
+        if isinstance(error, OSError) and error.filename is not None and not fault:
             _refuse(f"{error.filename}: {os_reason(error)}")
         sys.excepthook = _show  # instead of typer's own
         raise

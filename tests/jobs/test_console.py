@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_a_pipe_to_another_process_that_breaks_is_one_line(command, tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("error: another process is gone ([Errno 32] Broken pipe, ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_the_system_refuses_is_one_line_and_a_missing_one_is_a_fault(
+    command, tmp_path, monkeypatch
+):
+    def main(file: Path) -> None:
+        file.read_text()
+
+    done = command(main, tmp_path, tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}: is a directory\n")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # it becomes another one
+    with pytest.raises(FileNotFoundError):
+        command(main, tmp_path, tmp_path / "nothing")
 
 
 def test_output_that_nobody_reads_is_no_error(command, tmp_path, monkeypatch):
