@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,7 +92,9 @@ class RunningServer(Value):
         headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
         headers["authorization"] = f"Bearer {self.token}"  # the token is an API key, too
         try:
-            known = True if self.certificate is None else trusting(self.certificate)
+            known: bool | ssl.SSLContext = True
+            if self.certificate is not None:
+                known = trusting(self.certificate)
             with httpx.Client(timeout=timeout, trust_env=False, verify=known) as http:
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:

@@ -240,7 +240,7 @@ def test_a_header_names_the_weights_of_every_model(recording, tmp_path):
     file = schema.save_header(recording.header, tmp_path)
     content = json.loads(file.read_text())
     for name in list(content["fingerprints"]):
-        kept = {n: print for n, print in content["fingerprints"].items() if n != name}
+        kept = {n: value for n, value in content["fingerprints"].items() if n != name}
         file.write_text(json.dumps(content | {"fingerprints": kept}))
         with pytest.raises(
             UserError, match=f"not a recording's header: .*fingerprints: none of {name}"
