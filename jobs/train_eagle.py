@@ -65,7 +65,7 @@ def main(
             return None
         chosen = numbers(layers, "--layers", int)
         last = config.get_text_config(decoder=True).num_hidden_layers
-        check_layers(chosen, last, "--layers")
+        check_layers(chosen, last, f"--layers {layers}")
         return chosen
 
     head = train_on_answers(

@@ -98,7 +98,8 @@ def check_target(settings: EagleSettings, target: PretrainedConfig, last: int, n
     ):
         if of_head != of_target:
             raise UserError(f"{name}: is for a target with {what} {of_head}, not {of_target}")
-    check_layers(settings.feature_layers, last, f"{name}: reads the layers")
+    layers = settings.feature_layers
+    check_layers(layers, last, f"{name}: reads the layers {list(layers)}")
 
 
 def check_layers(layers: Sequence[int], last: int, what: str) -> None:
@@ -106,4 +107,4 @@ def check_layers(layers: Sequence[int], last: int, what: str) -> None:
     increasing numbers from 0 to `last`."""
     increasing = all(a < b for a, b in pairwise(layers))
     if not increasing or layers[0] < 0 or layers[-1] > last:
-        raise UserError(f"{what} {list(layers)}, expected increasing numbers from 0 to {last}")
+        raise UserError(f"{what}: expected increasing numbers from 0 to {last}")

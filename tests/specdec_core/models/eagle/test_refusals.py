@@ -55,7 +55,7 @@ def change(folder, how):
     [
         ({"hidden_size": 64}, f"hidden states of width {WIDTH}, not 64"),
         ({"vocab_size": 61}, f"a vocabulary of {VOCABULARY}, not 61"),
-        ({"num_hidden_layers": 5}, r"reads the layers \[2, 4, 6\], .* from 0 to 5"),
+        ({"num_hidden_layers": 5}, r"reads the layers \[2, 4, 6\]: .* from 0 to 5"),
     ],
 )
 def test_another_target(folder, target, message):
