@@ -128,7 +128,10 @@ ROWS = [
     (f"profile {PLACED} --engine vllm", "--cluster has the devices of this library's engine"),
     (f"profile {PLACED} --draft bundled:smollm2-eagle", "an EAGLE head reads what the target has"),
     ("profile --out old", "--out old: a folder; expected a file"),
-    ("serve keys old", "old: cannot be written, is a directory"),
+    ("serve keys old", "old: cannot be read as a file of keys: is a directory"),
+    ("serve keys rows.yaml", "rows.yaml:1: expected the SHA-256 of a key"),
+    ("serve keys latin.txt", "latin.txt: cannot be read as a file of keys: not UTF-8 text"),
+    ("serve keys keys --name 'a\u2028b'", "--name: one line, please"),
     ("capacity --slo ttft=1", "give --rate or --trace, to find how many replicas it needs"),
     ("capacity --slo fast --rate 1", "--slo fast: expected limits in seconds"),
     ("capacity --slo ttft=1 --rate 0", "--rate 0: expected requests a second"),
@@ -225,9 +228,9 @@ ROWS = [
     *(
         (
             f"{EAGLE} answers/0 --layers {layers}",
-            r"--layers \[.*\], expected increasing numbers from 0 to 2",
+            f"--layers {layers}: expected increasing numbers from 0 to 2",
         )
-        for layers in ("1,1,2", "0,1,3")
+        for layers in ("1,1,2", "0,1,3", "99")
     ),
     (f"{HEAD} nowhere", "nowhere: no such folder, and no recording of that name"),
     (f"{HEAD} begun/0", "begun/0: not finished; the same `specdec record` goes on"),
@@ -262,6 +265,7 @@ def folder(tiny_pair, tmp_path_factory):
     for name, temperature in (("answers", 0.0), ("warm", 0.7), ("begun", 0.0)):
         recorded_answers(tiny_pair, folder / name, 4, 2, [temperature])
     (folder / "begun" / "0" / FINISHED).unlink()
+    (folder / "latin.txt").write_bytes(b"caf\xe9")
     prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")
     server_plan(folder, tiny_pair.spec, 6)
     return folder

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
@@ -177,6 +178,13 @@ def test_the_file_has_the_hashes_of_the_keys_that_were_shown(tmp_path, capsys):
     assert read_keys(path) == tuple(hashlib.sha256(key.encode()).digest() for key in keys)
     assert " anne\n" in path.read_text()
     assert not any(key in path.read_text() for key in keys)
+
+
+def test_keys_that_are_made_at_a_time_are_all_in_the_file(tmp_path):
+    path = tmp_path / "keys"
+    with ThreadPoolExecutor(8) as makers:
+        list(makers.map(lambda name: make_key(path, name), "abcdefgh"))
+    assert len(read_keys(path)) == 8
 
 
 OPERATION = Operation("a secret")

@@ -66,7 +66,7 @@ def hashes_in(path: Path) -> tuple[bytes, ...]:
     """The hashes in a file: one on each line, in hexadecimal, with a comment after it. Empty lines
     and lines that begin with # are ignored. Raises :class:`UserError`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `specdec serve keys` writes one") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -204,6 +204,8 @@ def test_a_file_of_keys_has_hashes(tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"# ours\n\n{KEYS[0].hex()} anne\n{KEYS[1].hex().upper()}  -\n")
     assert read_keys(path) == KEYS
+    path.write_text(f"\ufeff{KEYS[0].hex()}\n")  # as some editors begin a file
+    assert read_keys(path) == KEYS[:1]
     path.write_text("sk-a-key-in-plain\n")
     with pytest.raises(UserError, match="keys:1: expected") as refused:
         read_keys(path)
