@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cluster.serving.start import Start
 
 
+_LISTENING = ("--api-key", "--host", "--port", "--ssl", "--uds")  # how a program is reached
 ENDING = 20.0  # seconds in which all ends once requests under way have
 
 
@@ -145,10 +146,13 @@ def _words(arguments: str | None) -> tuple[str, ...]:
         words = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise UserError(f"--engine-arguments: {str(error).lower()}") from None
-    if any(word.startswith("--api-key") for word in words):
-        raise UserError(
-            "--engine-arguments: the program has a key of ours; --api-key-file has the clients'"
-        )
+    for word in words:
+        option = word.partition("=")[0]
+        if option.replace("_", "-").startswith(_LISTENING):  # vLLM takes either
+            raise UserError(
+                f"--engine-arguments: {option}: only this server asks the program, at a port and"
+                " with a key of ours; clients have this command's own options"
+            )
     return words
 
 
