@@ -25,7 +25,7 @@ from ray._private.utils import get_num_cpus
 from ray.core.generated import gcs_service_pb2, ray_client_pb2
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.autoscaling import gpu_comes
@@ -90,7 +90,7 @@ def ray_session() -> Iterator[None]:
             if not local:
                 _probe(address)
             ray.init(address=address, **options, **quiet)
-        except (OSError, ValueError, RuntimeError, RayError) as error:
+        except Exception as error:  # a start that takes too long raises no narrower one
             reason = " ".join(str(error).split())
             what = "Ray did not start"
             if not local:

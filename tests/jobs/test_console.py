@@ -54,6 +54,21 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
     assert done.stderr == "terminated; the same command resumes\n"
 
 
+def test_a_ray_that_does_not_start_is_one_line(command, tmp_path, start_ray):
+    def init(**_):
+        raise Exception("The node timed out during startup. It may be\noverloaded.")  # as Ray does
+
+    start_ray(init)
+
+    def main() -> None:
+        with ray_session():
+            pass
+
+    done = command(main, tmp_path)
+    reason = "The node timed out during startup. It may be overloaded."
+    assert (done.returncode, done.stderr) == (2, f"error: Ray did not start: {reason}\n")
+
+
 def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(command, tmp_path, start_ray):
     lock: Any = vars(logging)["_lock"]
 
