@@ -42,6 +42,7 @@ from specdec_core.recordings.plan import (
 )
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
+    HEADER,
     PROMPTS,
     Header,
     Recording,
@@ -152,7 +153,8 @@ def _make(
 def _clean(wanted: PlannedRecording, header: Header, observer: Observer) -> dict[int, Batch]:
     """Delete the leftovers of killed processes and broken shards. Returns the missing shards."""
     folder = wanted.folder
-    remove_leftovers(folder, "shard-")
+    for name in ("shard-", HEADER, FINISHED):
+        remove_leftovers(folder, name)
     missing = wanted.missing(header)
     for number in shards(folder):
         if number in missing or number not in wanted.batches:

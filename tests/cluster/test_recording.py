@@ -112,15 +112,17 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(plan, record
     rows = shard_file(copy, "drafts/draft", 1)
     rows.write_bytes(rows.read_bytes()[:-100])
     shard_file(copy, "prompts", 3).unlink()  # as if the driver had died before it
-    left = copy / "drafts/draft/.shard-00003.parquet.x"
-    left.mkdir()
-    (left / "shard-00003.parquet").write_bytes(b"half")
+    for left in (shard_file(copy, "drafts/draft", 3), copy / "recording.json", copy / "finished"):
+        hidden = left.with_name(f".{left.name}.x")
+        hidden.mkdir()
+        (hidden / left.name).write_bytes(b"half")
     shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
     before, heard = times(copy), Heard()
     run_recording(plan, copy.parents[1], observer=heard)
     assert heard.prompts == 8 + 8 + 3
     assert [message.split()[1] for message in heard.warnings] == ["0", "1", "7"]
     assert tables(copy) == whole
+    assert [file.name for file in copy.rglob(".*")] == [".lock"]
     after = times(copy)
     kept = {file for file in before if after.get(file) == before[file]}
     assert kept == {shard_file(copy, part, 2) for part in PARTS}
