@@ -18,7 +18,7 @@ import httpx
 
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, STOP, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
-from cluster.serving.tls import trusting
+from cluster.serving.tls import own_certificate, trusting
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
@@ -40,7 +40,7 @@ class RunningServer(Value):
     url: str
     token: str
     pair: PairSpec | None = None
-    certificate: Path | None = None  # the server's, if it encrypts
+    certificate: str | None = None  # the server's, if it encrypts; its file may be renewed
     engine: str | None = None  # the other program that answers, if one does
 
     @property
@@ -124,9 +124,8 @@ def announced(
     url, token = _from_here(url), operation.token or ""
     path = _folder() / f"{httpx.URL(url).port}.json"
     with atomic_path(path, mode=0o600) as temporary:
-        server = RunningServer(
-            url=url, token=token, pair=pair, certificate=certificate, engine=engine
-        )
+        own = None if certificate is None else own_certificate(certificate)
+        server = RunningServer(url=url, token=token, pair=pair, certificate=own, engine=engine)
         temporary.write_text(server.model_dump_json())
     try:
         yield

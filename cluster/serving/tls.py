@@ -49,7 +49,7 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
             f" key without a password, as PEM{said}"
         ) from None
     try:
-        meet(trusting(certificate), server)
+        meet(trusting(own_certificate(certificate)), server)
     except ssl.SSLCertVerificationError as error:
         raise UserError(
             f"--tls-cert {certificate}: clients would refuse it: {error.verify_message}"
@@ -84,10 +84,10 @@ def own_certificate(file: Path) -> str:
     return found[0]
 
 
-def trusting(certificate: Path) -> ssl.SSLContext:
-    """For a client on this machine that knows the server's certificate: it trusts that one alone,
-    under whatever address it reaches the server."""
-    context = ssl.create_default_context(cadata=own_certificate(certificate))
+def trusting(certificate: str) -> ssl.SSLContext:
+    """For a client on this machine that knows the server's certificate, as PEM: it trusts that one
+    alone, under whatever address it reaches the server."""
+    context = ssl.create_default_context(cadata=certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also a signed one
     return context

@@ -10,7 +10,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from cluster.serving.tls import Tls, meet, read_tls, trusting
+from cluster.serving.control import announced, find_server
+from cluster.serving.served import Operation
+from cluster.serving.tls import Tls, meet, own_certificate, read_tls, trusting
 from specdec_core.base.errors import UserError
 
 
@@ -74,7 +76,7 @@ def test_what_cannot_be_used_is_said_by_its_option(tmp_path):
 def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path):
     good, other = certificate(tmp_path / "a"), certificate(tmp_path / "b")
     for known, accepted in ((good, True), (other, False)):
-        context = trusting(known.certificate)
+        context = trusting(own_certificate(known.certificate))
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(*good)
         assert _accepted(context, server) == accepted
@@ -83,15 +85,26 @@ def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path):
 def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_for(tmp_path):
     authority = certificate(tmp_path / "authority")
     ours, theirs = (certificate(tmp_path / n, authority=authority) for n in ("ours", "theirs"))
-    context = trusting(ours.certificate)
+    context = trusting(own_certificate(ours.certificate))
     for shown, accepted in ((ours, True), (theirs, False), (authority, False)):
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(*shown)
         assert _accepted(context, server) == accepted
     with pytest.raises(UserError, match=r"key\.pem: expected a certificate"):
-        trusting(ours.key)
+        own_certificate(ours.key)
     with pytest.raises(UserError, match=r"moved\.pem: cannot be read: no such file"):
-        trusting(tmp_path / "moved.pem")
+        own_certificate(tmp_path / "moved.pem")
+
+
+def test_a_certificate_that_is_renewed_on_disk_is_still_that_of_the_running_server(
+    bare_home, tiny_spec, tmp_path
+):
+    tls = certificate(tmp_path / "tls")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*tls)
+    with announced("https://127.0.0.1:8123", tiny_spec, Operation("secret"), tls.certificate):
+        certificate(tmp_path / "tls")
+        assert _accepted(trusting(find_server().certificate), server)
 
 
 def _accepted(client, server):
