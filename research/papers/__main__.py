@@ -157,7 +157,7 @@ def studies_of(keys: list[str] | None) -> list[Study]:
     """The studies of the sections with these keys; of all, if unset."""
     from research.papers.sections import SECTIONS
 
-    studies = {section.key: section.study for section in SECTIONS}
+    studies = {section.key: section for section in SECTIONS}
     for key in keys or ():
         if key not in studies:
             raise UserError(f"--section {key}: no such section ({', '.join(studies)})")

@@ -14,7 +14,7 @@ from dashboards.sections import Section
 from research.papers.figures import QUANTITIES
 from research.papers.methods import Ours, OursOfSection, Paper, PaperMethod, measured_range
 from research.papers.result import PapersResult
-from research.papers.sections import SECTIONS, PaperSection
+from research.papers.sections import SECTIONS, Exhibit
 from research.papers.table_verdicts import VERDICT, between
 from research.papers.tables import notes, sections_of
 
@@ -33,7 +33,7 @@ def papers_page(
     papers: Sequence[Paper],
     made_by: str,
     studied: Mapping[str, pd.DataFrame] | None = None,
-    sections: Sequence[PaperSection] = SECTIONS,
+    sections: Sequence[Exhibit] = SECTIONS,
     stem: str = "papers",
 ) -> tuple[str, dict[str, str]]:
     """The page in Markdown, `<stem>.md`, and the files beside it by name: the SVG files, and each

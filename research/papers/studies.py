@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Study:
     key: str
     needs: tuple[str, ...]
     measure: Callable[..., pd.DataFrame]
-    version: int = 1
+    version: int = field(default=1, kw_only=True)
 
     def digest(self, inputs: Sequence[Input]) -> str:
         content = json.dumps([self.key, self.version, *(each.digest for each in inputs)])

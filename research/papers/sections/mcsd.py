@@ -10,7 +10,7 @@ from dashboards.sections import Section
 from research.drift.report import TEXTS
 from research.papers import mcsd
 from research.papers.sections import verdicts
-from research.papers.sections.section import exhibit
+from research.papers.sections.section import Exhibit
 from research.svg import SvgLine, lines_svg
 
 OUTCOMES = {
@@ -70,6 +70,6 @@ def quality(table: pd.DataFrame) -> Section:
 
 
 MCSD = (
-    exhibit("mcsd-1", ("sampled",), mcsd.quality, quality, verdicts.mcsd_1),
-    exhibit("mcsd-f7", ("heads",), mcsd.values, values, verdicts.mcsd_f7),
+    Exhibit("mcsd-1", ("sampled",), mcsd.quality, quality, verdicts.mcsd_1),
+    Exhibit("mcsd-f7", ("heads",), mcsd.values, values, verdicts.mcsd_f7),
 )

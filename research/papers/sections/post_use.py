@@ -12,7 +12,7 @@ from dashboards.sections import Section
 from research.papers import post_use
 from research.papers.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
 from research.papers.sections import verdicts
-from research.papers.sections.section import exhibit
+from research.papers.sections.section import Exhibit
 from research.papers.studies import TIMES
 from research.svg import SvgLine, lines_of, lines_svg
 
@@ -157,8 +157,8 @@ def components(table: pd.DataFrame) -> Section:
 
 
 POST_USE = (
-    exhibit("post-use-f2a", ("greedy", TIMES), post_use.rounds, lengths, verdicts.post_use_f2a),
-    exhibit("post-use-f2b", ("greedy",), post_use.phrases, phrases, verdicts.post_use_f2b),
-    exhibit("post-use-f2c", ("greedy",), post_use.confidences, confidences, verdicts.post_use_f2c),
-    exhibit("post-use-9", ("greedy",), post_use.components, components, verdicts.post_use_9),
+    Exhibit("post-use-f2a", ("greedy", TIMES), post_use.rounds, lengths, verdicts.post_use_f2a),
+    Exhibit("post-use-f2b", ("greedy",), post_use.phrases, phrases, verdicts.post_use_f2b),
+    Exhibit("post-use-f2c", ("greedy",), post_use.confidences, confidences, verdicts.post_use_f2c),
+    Exhibit("post-use-9", ("greedy",), post_use.components, components, verdicts.post_use_9),
 )

@@ -9,7 +9,7 @@ from dashboards.look import DRAFT_COLOURS
 from dashboards.sections import Section
 from research.papers import banditspec, replayed
 from research.papers.sections import verdicts
-from research.papers.sections.section import exhibit
+from research.papers.sections.section import Exhibit
 from research.papers.studies import OWN_HEADS, PAIR, TIMES
 from research.svg import SvgBar, bars_svg, lines_of, lines_svg
 
@@ -132,7 +132,7 @@ def ranks(table: pd.DataFrame) -> Section:
 
 
 REPLAYED = (
-    exhibit(
+    Exhibit(
         "specdecpp-oracle",
         (*TIMED, OWN_HEADS),
         replayed.policies,
@@ -140,16 +140,16 @@ REPLAYED = (
         verdicts.specdecpp_oracle,
         version=2,
     ),
-    exhibit(
+    Exhibit(
         "banditspec-regret", TIMED, replayed.regret, regret, verdicts.banditspec_regret, version=5
     ),
-    exhibit(
+    Exhibit(
         "banditspec-batch",
         ("greedy", PAIR),
         banditspec.together,
         together,
         verdicts.banditspec_batch,
     ),
-    exhibit("mcsd-trees", TIMED, replayed.trees, trees, verdicts.mcsd_trees),
-    exhibit("mcsd-ranks", ("greedy",), replayed.ranks, ranks, verdicts.mcsd_ranks),
+    Exhibit("mcsd-trees", TIMED, replayed.trees, trees, verdicts.mcsd_trees),
+    Exhibit("mcsd-ranks", ("greedy",), replayed.ranks, ranks, verdicts.mcsd_ranks),
 )

@@ -15,7 +15,6 @@ from research.papers.table_verdicts import VERDICT
 from specdec_core.config import Value, load_yaml, parse
 
 SECTIONS_FILE = Path(__file__).parents[2] / "sweeps" / "papers-sections.yaml"
-Measure = Callable[..., pd.DataFrame]
 
 
 class SectionWords(Value):
@@ -30,18 +29,16 @@ class SectionWords(Value):
 
 
 @dataclass(frozen=True)
-class PaperSection:
-    """A figure or table of a paper: how it is computed, and how its table is shown. `show` makes
-    the figure, SVG and table; title, note, lines and `verdict` are added to it."""
+class Exhibit(Study):
+    """A study and how its table is shown. `show` makes the figure, SVG and table; title, note,
+    lines and `verdict` are added to it."""
 
-    study: Study
     show: Callable[[pd.DataFrame], Section]
     verdict: Callable[[pd.DataFrame], str]
-    words: SectionWords
 
     @property
-    def key(self) -> str:
-        return self.study.key
+    def words(self) -> SectionWords:
+        return section_words()[self.key]
 
     def section(self, table: pd.DataFrame) -> Section:
         """The section of the study's table."""
@@ -57,18 +54,7 @@ class PaperSection:
         )
 
 
-def exhibit(
-    key: str,
-    needs: tuple[str, ...],
-    measure: Measure,
-    show: Callable[[pd.DataFrame], Section],
-    verdict: Callable[[pd.DataFrame], str],
-    version: int = 1,
-) -> PaperSection:
-    """The section of a :class:`Study` with the words that `papers-sections.yaml` has for it."""
-    return PaperSection(Study(key, needs, measure, version), show, verdict, _words()[key])
-
-
 @cache
-def _words() -> dict[str, SectionWords]:
+def section_words() -> dict[str, SectionWords]:
+    """The words of all sections by key."""
     return parse(dict[str, SectionWords], load_yaml(SECTIONS_FILE), str(SECTIONS_FILE))

@@ -8,7 +8,7 @@ from dashboards import cells
 from dashboards.sections import Section
 from research.papers import specdecpp
 from research.papers.sections import verdicts
-from research.papers.sections.section import exhibit
+from research.papers.sections.section import Exhibit
 from research.papers.studies import TIMES
 
 # By weight and depth: train and eval KL; tokens a second on Alpaca, HumanEval and GSM8K, and the
@@ -113,6 +113,6 @@ def stand_alone(table: pd.DataFrame) -> Section:
 
 
 SPECDECPP = (
-    exhibit("specdecpp-2", ("greedy",), specdecpp.stand_alone, stand_alone, verdicts.specdecpp_2),
-    exhibit("specdecpp-3", ("mixed", "top50", TIMES), specdecpp.heads, heads, verdicts.specdecpp_3),
+    Exhibit("specdecpp-2", ("greedy",), specdecpp.stand_alone, stand_alone, verdicts.specdecpp_2),
+    Exhibit("specdecpp-3", ("mixed", "top50", TIMES), specdecpp.heads, heads, verdicts.specdecpp_3),
 )

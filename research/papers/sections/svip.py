@@ -10,7 +10,7 @@ from dashboards.sections import Section
 from research.long_form.study import LongForm
 from research.papers import svip
 from research.papers.sections import verdicts
-from research.papers.sections.section import exhibit
+from research.papers.sections.section import Exhibit
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
 from research.svg import SvgLine, lines_of, lines_svg
 
@@ -307,21 +307,21 @@ def tokens(table: pd.DataFrame) -> Section:
 
 
 SVIP = (
-    exhibit(
+    Exhibit(
         "svip-f1", (*BOTH, "long"), svip.oracle_lengths, oracle_lengths, verdicts.svip_f1, version=2
     ),
-    exhibit("svip-t1", BOTH, svip.entropies, entropies, verdicts.svip_t1),
-    exhibit("svip-f3a", BOTH, svip.divergence_before_rejections, divergences, verdicts.svip_f3a),
-    exhibit("svip-f3b", BOTH, svip.sorted_probabilities, sorted_probabilities, verdicts.svip_f3b),
-    exhibit("svip-f4", ("sampled",), svip.bounds, bounds, verdicts.svip_f4, version=2),
-    exhibit("svip-gamma", ("sampled",), svip.ratio_fits, ratio_fits, verdicts.svip_gamma),
+    Exhibit("svip-t1", BOTH, svip.entropies, entropies, verdicts.svip_t1),
+    Exhibit("svip-f3a", BOTH, svip.divergence_before_rejections, divergences, verdicts.svip_f3a),
+    Exhibit("svip-f3b", BOTH, svip.sorted_probabilities, sorted_probabilities, verdicts.svip_f3b),
+    Exhibit("svip-f4", ("sampled",), svip.bounds, bounds, verdicts.svip_f4, version=2),
+    Exhibit("svip-gamma", ("sampled",), svip.ratio_fits, ratio_fits, verdicts.svip_gamma),
     *(
-        exhibit(key, (texts,), LongForm.table, long_texts, verdicts.svip_f5, version=2)
+        Exhibit(key, (texts,), LongForm.table, long_texts, verdicts.svip_f5, version=2)
         for key, texts in (("svip-f5", LONG_FORM), ("svip-t5", LONG_FORM_GREEDY))
     ),
-    exhibit("svip-f6", ("long",), svip.lengths_by_context, lengths_by_context, verdicts.svip_f6),
-    exhibit("svip-f7", BOTH, svip.lengths, lengths, verdicts.svip_f7, version=3),
-    exhibit("svip-f8", ("long",), svip.example, example, verdicts.svip_f8),
-    exhibit("svip-t3", ("sampled", "long", TIMES), svip.speedups, speedups, verdicts.svip_t3),
-    exhibit("svip-t4", ("greedy",), svip.tokens, tokens, verdicts.svip_t4),
+    Exhibit("svip-f6", ("long",), svip.lengths_by_context, lengths_by_context, verdicts.svip_f6),
+    Exhibit("svip-f7", BOTH, svip.lengths, lengths, verdicts.svip_f7, version=3),
+    Exhibit("svip-f8", ("long",), svip.example, example, verdicts.svip_f8),
+    Exhibit("svip-t3", ("sampled", "long", TIMES), svip.speedups, speedups, verdicts.svip_t3),
+    Exhibit("svip-t4", ("greedy",), svip.tokens, tokens, verdicts.svip_t4),
 )

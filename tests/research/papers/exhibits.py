@@ -7,15 +7,15 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from dashboards.outputs.markdown import part
-from research.papers.sections import PaperSection
+from research.papers.sections import Exhibit
 
 
-def drawn(sections: Iterable[PaperSection], inputs: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def drawn(sections: Iterable[Exhibit], inputs: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """The tables of `sections` by key; each is shown with the paper's finding, a verdict and,
     where it has one, its figure."""
     tables = {}
     for section in sections:
-        table = section.study.measure(*(inputs[name] for name in section.study.needs))
+        table = section.measure(*(inputs[name] for name in section.needs))
         assert len(table), section.key
         shown = section.section(table)
         text = part(shown)

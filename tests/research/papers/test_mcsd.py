@@ -69,7 +69,7 @@ def test_every_width_is_held_against_the_targets_own_texts(
         for name, prompts in (("code", 2), ("chat", 6))
     }
     [section] = [each for each in MCSD if each.key == "mcsd-1"]
-    table = section.study.measure(sets)
+    table = section.measure(sets)
     assert list(table["width"]) == [0, *mcsd.WIDTHS]
     assert list(table["lossless"]) == [True, True, False, False]
     most = 6 * mcsd.TEXTS * (2 + mcsd.MOST)  # MOST of the six

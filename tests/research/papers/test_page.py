@@ -17,9 +17,10 @@ from research.papers.methods import Paper, load_methods, measured_range
 from research.papers.page import papers_page
 from research.papers.plan import Claim, load_paper_plan
 from research.papers.result import PapersResult
-from research.papers.sections import SECTIONS, PaperSection
+from research.papers.sections import SECTIONS, Exhibit
+from research.papers.sections import section as section_module
 from research.papers.sections.section import SectionWords
-from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES, Study
+from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES
 from research.papers.table_verdicts import OTHERS, VERDICT, verdict
 from specdec_core.base.errors import UserError
 from tests.observers import Heard
@@ -73,7 +74,7 @@ def test_every_method_has_its_code_its_test_and_its_row():
         } <= {re.sub(r"(\d)[abc]$", r"\1", name) for name in paper.exhibits}
     inputs = {LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, PAIR, TIMES}
     known = {*inputs, *load_paper_plan(PAPERS).recordings}
-    assert {name for section in SECTIONS for name in section.study.needs} <= known
+    assert {name for section in SECTIONS for name in section.needs} <= known
 
 
 @pytest.mark.parametrize(
@@ -140,18 +141,22 @@ def test_the_papers_own_page_has_both_numbers_and_whole_tables(
 
 def test_a_section_has_both_numbers_its_setting_and_its_figure(
     result: PapersResult,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    section = PaperSection(
-        Study("lengths-2", ("greedy",), pd.DataFrame),
+    words = SectionWords(
+        paper="A paper",
+        source="Fig. 2",
+        title="Lengths",
+        reported="nine.",
+        setting="another pair.",
+    )
+    monkeypatch.setattr(section_module, "section_words", lambda: {"lengths-2": words})
+    section = Exhibit(
+        "lengths-2",
+        ("greedy",),
+        pd.DataFrame,
         lambda table: Section(key="", svg="<svg/>", shown=cells.everything(table)),
         lambda table: verdict(table["length"] > 5, "4 and 7 against 9."),
-        SectionWords(
-            paper="A paper",
-            source="Fig. 2",
-            title="Lengths",
-            reported="nine.",
-            setting="another pair.",
-        ),
     )
     studied = {"lengths-2": pd.DataFrame({"length": [4, 7]})}
     page, files = papers_page(result, [PAPER], "specdec lab papers", studied, [section])
