@@ -29,12 +29,13 @@ def unknown(value: Any) -> bool:
     return value is None or bool(pd.isna(value))
 
 
-def as_number(value: float | None, form: str) -> str:
-    """A number in a format such as `.2f` or, with a unit, `.2f×`; a dash if unknown."""
-    if unknown(value):
+def as_number(value: float | None, form: str, scale: float = 1.0) -> str:
+    """A number, multiplied by `scale`, in a format such as `.2f` or, with a unit, `.2f×`; a dash if
+    unknown."""
+    if value is None or pd.isna(value):
         return NONE
     spec, unit = (form[:-1], form[-1]) if form.endswith("×") else (form, "")
-    return f"{value:{spec}}{unit}"
+    return f"{scale * value:{spec}}{unit}"
 
 
 def as_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -62,7 +63,7 @@ def text(name: str) -> Cell:
 
 def number(name: Hashable, form: str, scale: float = 1.0) -> Cell:
     """A column by a format: :func:`as_number`; multiplied by `scale`."""
-    return lambda row: NONE if unknown(row[name]) else as_number(scale * row[name], form)
+    return lambda row: as_number(row[name], form, scale)
 
 
 def count(name: str) -> Cell:
@@ -92,6 +93,11 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
     records = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else list(rows)
     cells = {heading: [cell(row) for row in records] for heading, cell in columns.items()}
     return pd.DataFrame(cells, dtype=object)
+
+
+def texts(rows: Iterable[dict[str, str]]) -> pd.DataFrame:
+    """Rows that are text already, by heading."""
+    return pd.DataFrame(rows, dtype=object)
 
 
 def everything(frame: pd.DataFrame) -> pd.DataFrame:

@@ -12,11 +12,10 @@ def checked(checks: Checks) -> Section:
     rows = [_greedy(checks), *_sampled(checks)]
     if checks.speed is not None:
         rows.append(_speed(checks.speed))
-    columns = {name: cells.text(name) for name in ("check", "on", "found", "verdict")}
     failures = [number for number, row in enumerate(rows) if row["verdict"] != "ok"]
     return Section(
         key="certificate",
-        shown=cells.table(rows, columns),
+        shown=cells.texts(rows),
         marked=failures,
         legend=f"shifts: how much more often than by the target's probabilities; all of them"
         f" together are false alarms with probability {checks.sampled.level:g}",

@@ -19,24 +19,16 @@ def seen(productions: Sequence[Production]) -> Section:
     """Each server: its steps, and the share of them that accepted at each position."""
     rows = [
         {
-            "K": each.length,
-            "steps": each.steps,
-            "with candidates": each.proposed / each.steps,
-            "ms a step": each.seconds,
-            "tokens": each.tokens(each.length),
-            "by position": " ".join(f"{share:.2f}" for share in each.surviving),
+            "K": str(each.length),
+            "steps": f"{each.steps:,.0f}",
+            "with candidates": f"{each.proposed / each.steps:.0%}",
+            "ms a step": cells.as_number(each.seconds, ".2f", 1e3),
+            "tokens a step": f"{each.tokens(each.length):.2f}",
+            "accepted, by position": " ".join(f"{share:.2f}" for share in each.surviving),
         }
         for each in productions
     ]
-    columns = {
-        "K": cells.text("K"),
-        "steps": cells.count("steps"),
-        "with candidates": cells.number("with candidates", ".0%"),
-        "ms a step": cells.milliseconds("ms a step"),
-        "tokens a step": cells.number("tokens", ".2f"),
-        "accepted, by position": cells.text("by position"),
-    }
-    return Section(key="seen", title="What the server wrote", shown=cells.table(rows, columns))
+    return Section(key="seen", title="What the server wrote", shown=cells.texts(rows))
 
 
 def expected(lengths: Sequence[Expectation], now: Production) -> Section:
@@ -47,21 +39,14 @@ def expected(lengths: Sequence[Expectation], now: Production) -> Section:
     rows = [
         {
             "K": f"{each.length}{' (beyond)' if each.beyond else ''}",
-            "tokens": each.tokens,
-            "seconds": each.seconds,
-            "speed": gains.get(each.length),
-            "even": each.tokens / present.tokens,
+            "tokens a step": f"{each.tokens:.2f}",
+            "ms a step": cells.as_number(each.seconds, ".2f", 1e3),
+            "speed, now = 1": cells.as_number(gains.get(each.length), ".2f"),
+            "pays below, × a step now": f"{each.tokens / present.tokens:.2f}",
         }
         for each in lengths
     ]
-    columns = {
-        "K": cells.text("K"),
-        "tokens a step": cells.number("tokens", ".2f"),
-        "ms a step": cells.milliseconds("seconds"),
-        "speed, now = 1": cells.number("speed", ".2f"),
-        "pays below, × a step now": cells.number("even", ".2f"),
-    }
-    return Section(key="expected", title="Expected", shown=cells.table(rows, columns))
+    return Section(key="expected", title="Expected", shown=cells.texts(rows))
 
 
 def _gains(lengths: Sequence[Expectation], now: Production) -> dict[int, float]:

@@ -5,19 +5,8 @@ from __future__ import annotations
 import math
 
 from dashboards import cells
-from dashboards.cells import Cell
 from dashboards.sections import Section
 from specdec_core.cost import ForwardCost, Profile
-
-FITS: dict[str, Cell] = {
-    "model": cells.text("model"),
-    "type": cells.text("type"),
-    "n = 1, ms": cells.milliseconds("one"),
-    "÷ target": cells.number("ratio", ".3f"),
-    "+1 token, µs": cells.number("more", ".0f"),
-    "R²": cells.number("r2", ".3f"),
-    "worst": cells.number("worst", ".0%"),
-}
 
 
 def sections(profile: Profile) -> list[Section]:
@@ -46,9 +35,7 @@ def sections(profile: Profile) -> list[Section]:
         Section(
             key="fit",
             title="fit",
-            shown=cells.table(
-                [_fit(profile, n, c, context, batch) for n, c in costs.items()], FITS
-            ),
+            shown=cells.texts(_fit(profile, n, c, context, batch) for n, c in costs.items()),
         ),
         Section(key="overheads", lines=[_overheads(profile)]),
     ]
@@ -56,17 +43,17 @@ def sections(profile: Profile) -> list[Section]:
 
 def _fit(
     profile: Profile, name: str, cost: ForwardCost, context: int, batch: int
-) -> dict[str, object]:
+) -> dict[str, str]:
     one = cost.seconds(1, context, batch)
     more = cost.seconds(3, context, batch) - cost.seconds(2, context, batch)
     return {
         "model": name,
         "type": profile.target_dtype if cost is profile.target else profile.draft_dtype,
-        "one": one,
-        "ratio": one / profile.target.seconds(1, context, batch),
-        "more": 1e6 * more,
-        "r2": cost.r2,
-        "worst": cost.worst_error,
+        "n = 1, ms": f"{1e3 * one:.2f}",
+        "÷ target": f"{one / profile.target.seconds(1, context, batch):.3f}",
+        "+1 token, µs": f"{1e6 * more:.0f}",
+        "R²": cells.as_number(cost.r2, ".3f"),
+        "worst": cells.as_number(cost.worst_error, ".0%"),
     }
 
 

@@ -10,40 +10,32 @@ from specdec_core.recordings.schema import Recording
 def drafts(recording: Recording) -> Section:
     """How each draft follows the target along the recorded texts."""
     sampling = recording.header.sampling
-    rows = [_draft(recording, draft) for draft in recording.header.pair.drafts]
-    columns = {
-        "draft": cells.text("draft"),
-        "rows": cells.count("rows"),
-        "disagreements": cells.count("disagreements"),
-        "agreement": cells.number("agreement", ".3f"),
-    }
-    if not sampling.greedy:
-        columns["Σ min(p, q)"] = cells.number("overlap", ".3f")
-    if sampling.fixed_output:  # a chain is stopped by its first disagreement
-        columns["oracle N_target/N"] = cells.number("oracle", ".3f")
     return Section(
         key="drafts",
-        shown=cells.table(rows, columns),
+        shown=cells.texts(_draft(recording, draft) for draft in recording.header.pair.drafts),
         legend=""
         if sampling.greedy
         else "coupled sampling accepts by agreement, rejection sampling with Σ min(p, q)",
     )
 
 
-def _draft(recording: Recording, draft: str) -> dict[str, object]:
-    trace = recording.trace(draft, hidden=False)
+def _draft(recording: Recording, draft: str) -> dict[str, str]:
+    trace, sampling = recording.trace(draft, hidden=False), recording.header.sampling
     disagreements = int((~trace.agrees).sum())
-    return {
+    row = {
         "draft": draft,
-        "rows": len(trace),
-        "disagreements": disagreements,
-        "agreement": trace.agrees.mean(),
-        "overlap": None
-        if recording.header.sampling.greedy
-        else trace.overlap[trace.trajectory].mean(),
-        # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
-        "oracle": (disagreements + len(trace.lengths)) / len(trace.agrees),
+        "rows": f"{len(trace):,}",
+        "disagreements": f"{disagreements:,}",
+        "agreement": cells.as_number(trace.agrees.mean(), ".3f"),
     }
+    if not sampling.greedy:
+        overlap = trace.overlap[trace.trajectory].mean()
+        row["Σ min(p, q)"] = cells.as_number(overlap, ".3f")
+    if sampling.fixed_output:  # a chain is stopped by its first disagreement
+        # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
+        oracle = (disagreements + len(trace.lengths)) / len(trace.agrees)
+        row["oracle N_target/N"] = cells.as_number(oracle, ".3f")
+    return row
 
 
 def contents(recording: Recording) -> str:

@@ -37,14 +37,13 @@ def acceptance(card: EagleTrainingCard) -> Section:
 def agreement(card: DraftTrainingCard) -> Section:
     """How often a distilled draft model agrees with its target a token ahead, on answers held
     out."""
-    best = {"coverage": card.coverage, **card.best.model_dump()}
-    columns = {
-        "best tokens agree": cells.number("agreement", ".3f"),
-        "Σ min(p, q)": cells.number("overlap", ".3f"),
-        "tokens it can propose": cells.number("coverage", ".3f"),
+    best = {
+        "best tokens agree": card.best.agreement,
+        "Σ min(p, q)": card.best.overlap,
+        "tokens it can propose": card.coverage,
     }
     return Section(
         key="agreement",
-        shown=cells.table([best], columns),
+        shown=cells.texts([{name: cells.as_number(v, ".3f") for name, v in best.items()}]),
         legend=f"on {card.texts['held_out']} answers held out",
     )

@@ -106,7 +106,7 @@ def _where(paper: Paper, titles: Mapping[str, str]) -> str:
     rows = [{"there": ", ".join(names), "here": here(each)} for each, names in together.items()]
     if not rows:
         return ""
-    return part(Section(key="", title=WHERE, shown=pd.DataFrame(rows, dtype=object)))
+    return part(Section(key="", title=WHERE, shown=cells.texts(rows)))
 
 
 def _origin(result: PapersResult, made_by: str) -> str:
@@ -143,7 +143,7 @@ def _methods(result: PapersResult, paper: Paper, titles: Mapping[str, str]) -> S
         }
         for each in paper.methods
     ]
-    return Section(key="methods", shown=pd.DataFrame(rows, dtype=object))
+    return Section(key="methods", shown=cells.texts(rows))
 
 
 def _ours(result: PapersResult, ours: Ours | None) -> str:

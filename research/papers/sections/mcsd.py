@@ -17,25 +17,23 @@ OUTCOMES = {
     "accepted": PART_COLOURS["draft forwards, kept"],
     "rejected": PART_COLOURS["draft forwards, thrown away"],
 }
-VALUES = {
-    "decision model": cells.text("kind"),
-    "draft": cells.text("draft"),
-    "trained on": cells.count("trained"),
-    "judged": cells.count("judged"),
-    "AUC": cells.number("auc", ".3f"),
-    "overlap": cells.number("overlap", ".0%"),
-    "accepted, but stopped at": cells.number("stopped", ".0%"),
-    "rejected, but passed": cells.number("passed", ".0%"),
-}
 
 
 def values(table: pd.DataFrame) -> Section:
     """A row a decision model; the histograms of the first one, T1."""
     found = mcsd.judged(table)
     shares = found[0].shares()
-    names = ("kind", "draft", "trained", "auc", "overlap", "stopped", "passed")
     rows = [
-        {"judged": len(each.values), **{name: getattr(each, name) for name in names}}
+        {
+            "decision model": each.kind,
+            "draft": each.draft,
+            "trained on": f"{each.trained:,}",
+            "judged": f"{len(each.values):,}",
+            "AUC": cells.as_number(each.auc, ".3f"),
+            "overlap": cells.as_number(each.overlap, ".0%"),
+            "accepted, but stopped at": cells.as_number(each.stopped, ".0%"),
+            "rejected, but passed": cells.as_number(each.passed, ".0%"),
+        }
         for each in found
     ]
     middles = ((shares["low"] + shares["high"]) / 2).tolist()
@@ -53,7 +51,7 @@ def values(table: pd.DataFrame) -> Section:
             ("value", "share"),
             {place / 10: f"{place / 10:g}" for place in range(1, 10)},
         ),
-        shown=cells.table(rows, VALUES),
+        shown=cells.texts(rows),
         ruled=cells.group_ends(row["draft"] for row in rows),
     )
 

@@ -18,16 +18,6 @@ from research.svg import SvgLine, lines_of, lines_svg
 
 SHOWN = 60  # rounds in a row
 SET = {"prompts": cells.text("prompts"), "draft": cells.text("draft")}
-LENGTHS = {
-    **SET,
-    "rounds": cells.count("rounds"),
-    "best fixed": cells.text("fixed"),
-    "best of each round: mean": cells.number("mean", ".1f"),
-    "deviation": cells.number("deviation", ".1f"),
-    "median": cells.number("median", ".0f"),
-    "shorter than fixed": cells.number("shorter", ".0%"),
-    "longer": cells.number("longer", ".0%"),
-}
 OF_PAPER = {  # Llama-2-Chat 7B and 70B on four A6000
     M_D: "21 ms",
     M_T: "152 ms",
@@ -50,13 +40,13 @@ def lengths(table: pd.DataFrame) -> Section:
         {
             "prompts": prompts,
             "draft": draft,
-            "rounds": len(each),
-            "fixed": fixed,
-            "mean": each["length"].mean(),
-            "deviation": each["length"].std(),
-            "median": each["length"].median(),
-            "shorter": (each["length"] < fixed).mean(),
-            "longer": (each["length"] > fixed).mean(),
+            "rounds": f"{len(each):,}",
+            "best fixed": str(fixed),
+            "best of each round: mean": cells.as_number(each["length"].mean(), ".1f"),
+            "deviation": cells.as_number(each["length"].std(), ".1f"),
+            "median": cells.as_number(each["length"].median(), ".0f"),
+            "shorter than fixed": cells.as_number((each["length"] < fixed).mean(), ".0%"),
+            "longer": cells.as_number((each["length"] > fixed).mean(), ".0%"),
         }
         for prompts, draft, fixed, each in _fixed(table)
     ]
@@ -76,7 +66,7 @@ def lengths(table: pd.DataFrame) -> Section:
             ("round", "candidates"),
             {float(place): str(place) for place in places if place == 1 or place % 10 == 0},
         ),
-        shown=cells.table(rows, LENGTHS),
+        shown=cells.texts(rows),
     )
 
 

@@ -48,49 +48,45 @@ def heads(table: pd.DataFrame) -> Section:
     rows = []
     for name in names:
         own = found[found["name"] == name].set_index("prompts").loc[sets]
-        kl, tokens = TABLE_3.get((facts.loc[name, "w_rej"], facts.loc[name, "depth"]), (None, None))
+        fact = facts.loc[name]
+        kl, tokens = TABLE_3.get((fact["w_rej"], fact["depth"]), (cells.NONE, cells.NONE))
         rows.append(
             {
-                "name": None if kl else name,
-                **facts.loc[name, ["w_rej", "depth", "train_kl", "eval_kl", "test_kl"]],
-                "setting": own["setting"].iloc[0],
-                **own["speedup"],
-                "own": ", ".join(
+                "": name if kl == cells.NONE else "",
+                "w_rej": cells.as_number(fact["w_rej"], "g"),
+                "D": cells.as_number(fact["depth"], ".0f"),
+                "train/KL": cells.as_number(fact["train_kl"], ".3f"),
+                "eval/KL": cells.as_number(fact["eval_kl"], ".3f"),
+                "test/KL": cells.as_number(fact["test_kl"], ".3f"),
+                "h or K": cells.as_number(own["setting"].iloc[0], "g"),
+                **{
+                    HEADINGS.get(prompts, str(prompts)): cells.as_number(speedup, ".2f×")
+                    for prompts, speedup in own["speedup"].items()
+                },
+                "each one's own best": ", ".join(
                     f"{best:.2f}× ({setting:g})"
                     for best, setting in zip(own["best"], own["best_setting"], strict=True)
                 ),
-                "paper_kl": kl,
-                "paper": tokens,
+                "paper: train / eval KL": kl,
+                "paper: tokens/s (h)": tokens,
             }
         )
-    columns = {
-        "": lambda row: row["name"] or "",
-        "w_rej": cells.number("w_rej", "g"),
-        "D": cells.number("depth", ".0f"),
-        "train/KL": cells.number("train_kl", ".3f"),
-        "eval/KL": cells.number("eval_kl", ".3f"),
-        "test/KL": cells.number("test_kl", ".3f"),
-        "h or K": cells.number("setting", "g"),
-        **{HEADINGS.get(name, name): cells.number(name, ".2f×") for name in sets},
-        "each one's own best": cells.text("own"),
-        "paper: train / eval KL": cells.text("paper_kl"),
-        "paper: tokens/s (h)": cells.text("paper"),
-    }
+    columns = list(rows[0])
     trained = [name for name in names if not pd.isna(facts.loc[name, "w_rej"])]
     return Section(
         note="h or K (h = 0 is K = 1): the fastest on dev prompts of the training set; then the"
         " modelled speedup (Eq. 3.1) with it on the training set's test prompts and on the prompt"
         " sets; then the best h or K on each set, as the paper reports it. Heads learned from"
         f" {facts['examples'].max():,.0f} examples.",
-        shown=cells.table(rows, columns),
+        shown=cells.texts(rows),
         best=[
-            (names.index(str(head)), list(columns).index(HEADINGS.get(name, name)))
+            (names.index(str(head)), columns.index(HEADINGS.get(name, name)))
             for name in sets
             for head, speedup in wide.loc[trained, name].items()
             if speedup >= NEAR * wide.loc[trained, name].max()
         ],
         legend="Bold: at least 99 % of the fastest head's on the set, as in the paper.",
-        ruled=cells.group_ends("rule" if row["name"] else row["w_rej"] for row in rows),
+        ruled=cells.group_ends("rule" if row[""] else row["w_rej"] for row in rows),
     )
 
 
