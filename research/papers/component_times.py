@@ -53,24 +53,16 @@ class _Watch:
         return measured
 
 
-@dataclass(frozen=True)
-class ComponentTimes:
-    """One row a `component`: `calls`, `seconds` of all of them, milliseconds of one, `each`, calls
-    in a mean round, `a_round`, and the `share` of the time of all rounds but each request's first.
-    Of `counts`, all rounds count. Of the `drafted` tokens of all chains, `recycled` took no draft
-    call; `suffixes` are the accepted tokens of cached phrases behind a chain."""
-
-    table: pd.DataFrame
-    counts: Counts
-    drafted: int
-    recycled: int
-    suffixes: int
-
-
 def component_times(
     pair: Pair, requests: Sequence[Request], drafter: PostUseSettings = METHOD
-) -> ComponentTimes:
+) -> tuple[pd.DataFrame, Counts]:
     """Decode `requests` one after the other and time the parts, after a first one that warms up.
+
+    A row a `component`: `calls`, `seconds` of all of them, milliseconds of one, `each`, calls in a
+    mean round, `a_round`, and the `share` of the time of all rounds but each request's first. In
+    every row the `drafted` tokens of all chains, the `recycled` ones among them, which took no
+    draft call, and the accepted tokens of cached phrases behind a chain, `suffixes`. And the counts
+    of all rounds.
 
     Forwards are timed by the runners. Reading the clock takes some 0.1 µs a call, which the other
     parts include.
@@ -111,14 +103,10 @@ def component_times(
             "each": 1e3 * seconds / max(calls, 1),
             "a_round": calls / max(len(rounds), 1),
             "share": seconds / whole if whole else 0.0,
+            "drafted": sum(outcome.drafted for outcome in told),
+            "recycled": sum(outcome.drafted - outcome.draft_calls for outcome in told),
+            "suffixes": sum(outcome.reused for outcome in told),
         }
         for name, (calls, seconds) in timed.items()
     )
-    drafted = sum(outcome.drafted for outcome in told)
-    return ComponentTimes(
-        table,
-        Counts.of(generations),
-        drafted,
-        recycled=drafted - sum(outcome.draft_calls for outcome in told),
-        suffixes=sum(outcome.reused for outcome in told),
-    )
+    return table, Counts.of(generations)

@@ -4,9 +4,7 @@ best length varies from round to round, and how much of what was drafted before 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,7 +32,6 @@ class BestLengths:
     ended before the draft erred are left out.
     """
 
-    draft: str
     fixed: int
     lengths: pd.DataFrame
     rounds: pd.DataFrame
@@ -48,7 +45,7 @@ def best_lengths(replay: Replay, target_cost: float, draft: str | None = None) -
     for length in range(1, replay.header.max_draft + 1):
         metrics = _plain(replay, name, length).counts.metrics()
         mat, utilisation = metrics["mat"], metrics["utilisation"] or np.inf
-        speedup = post_use_speedup(mat, utilisation, 1.0, target_cost)
+        speedup = post_use_speedup(mat, utilisation, target_cost)
         rows.append({"length": length, "mat": mat, "utilisation": utilisation, "speedup": speedup})
     lengths = pd.DataFrame(rows)
     fixed = int(lengths["length"][lengths["speedup"].argmax()])
@@ -61,18 +58,12 @@ def best_lengths(replay: Replay, target_cost: float, draft: str | None = None) -
         "round": numbers,
         "length": track.agreeing[starts],
     })  # fmt: skip
-    return BestLengths(name, fixed, lengths, local[erred].reset_index(drop=True))
+    return BestLengths(fixed, lengths, local[erred].reset_index(drop=True))
 
 
-class _ReusedRound(NamedTuple):
-    """A round of plain drafting: the text's last token and the chain after it, how many of its
-    tokens were accepted, and the last token and the rest of the output after the round."""
-
-    before: int
-    chain: list[int]
-    accepted: int
-    after: int
-    rest: Sequence[int]
+# A round of plain drafting: the text's last token with the chain after it, how many tokens of the
+# chain were accepted, and the output from the last token of the round on.
+_Round = tuple[list[int], int, list[int]]
 
 
 def recycled(
@@ -91,24 +82,22 @@ def recycled(
     hits: dict[tuple[str, int, str], list[bool]] = defaultdict(list)
     for request in _requests(replay, name, length):
         pools: dict[str, set[tuple[int, ...]]] = {DRAFTED: set(), REJECTED: set()}
-        for current in request:
-            text = [current.before, *current.chain]
+        for text, accepted, rest in request:
             phrases = {
                 (begin, size): tuple(text[begin : begin + size + 1])
-                for begin in range(len(current.chain))
-                for size in range(1, min(longest, len(current.chain) - begin) + 1)
+                for begin in range(len(text) - 1)
+                for size in range(1, min(longest, len(text) - 1 - begin) + 1)
             }
             for (_, size), phrase in phrases.items():
                 for of, pool in pools.items():
                     hits[DRAFT_CALL, size, of].append(phrase in pool)
             for (begin, _), phrase in phrases.items():
                 pools[DRAFTED].add(phrase)
-                if begin >= current.accepted:
+                if begin >= accepted:
                     pools[REJECTED].add(phrase)
-            for size in range(1, min(longest, len(current.rest)) + 1):
-                follows = (current.after, *current.rest[:size])
+            for size in range(1, min(longest, len(rest) - 1) + 1):
                 for of, pool in pools.items():
-                    hits[TARGET_CALL, size, of].append(follows in pool)
+                    hits[TARGET_CALL, size, of].append(tuple(rest[: size + 1]) in pool)
     return pd.DataFrame(
         {"call": call, "tokens": size, "of": of, "calls": len(found), "share": np.mean(found)}
         for (call, size, of), found in sorted(hits.items())
@@ -121,23 +110,22 @@ def _plain(replay: Replay, draft: str, length: int) -> ReplayedRounds:
     return replay.run(Configuration(drafter=drafter, sampling=replay.header.sampling))
 
 
-def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_ReusedRound]]:
+def _requests(replay: Replay, draft: str, length: int) -> list[list[_Round]]:
     """The rounds with candidates, request by request."""
     track, rounds = replay.track(draft), _plain(replay, draft, length)
     columns = (rounds.prompt, rounds.position, rounds.drafted, rounds.accepted, rounds.generated)
-    found: list[list[_ReusedRound]] = [[] for _ in rounds.ids]
+    found: list[list[_Round]] = [[] for _ in rounds.ids]
     for prompt, position, drafted, accepted, generated in np.stack(columns, axis=1).tolist():
         if not drafted:
             continue
         output = replay.recording.prompts.outputs[prompt].tolist()
         chain = track.chain(int(track.firsts[prompt]) + position)[:drafted]
-        end = position + generated
-        known = _ReusedRound(output[position - 1], chain, accepted, output[end - 1], output[end:])
-        found[prompt].append(known)
-    yield from found
+        rest = output[position + generated - 1 :]
+        found[prompt].append(([output[position - 1], *chain], accepted, rest))
+    return found
 
 
-def post_use_speedup(mat: float, utilisation: float, t_draft: float, t_target: float) -> float:
-    """Post-use / Pre-cut, Eq. 3: 1/S = 1/MAT + t_draft / (Util · t_target). `mat` is N/N_target and
-    `utilisation` N/N_draft."""
-    return 1 / (1 / mat + t_draft / (utilisation * t_target))
+def post_use_speedup(mat: float, utilisation: float, target_cost: float) -> float:
+    """Post-use / Pre-cut, Eq. 3: 1/S = 1/MAT + t_draft / (Util · t_target). `mat` is N/N_target,
+    `utilisation` N/N_draft and `target_cost` t_target / t_draft."""
+    return 1 / (1 / mat + 1 / (utilisation * target_cost))

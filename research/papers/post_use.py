@@ -110,10 +110,5 @@ def components(greedy: Mapping[str, Recording]) -> pd.DataFrame:
         Request(name, tuple(tokens.tolist()), header.max_new_tokens)
         for name, tokens in zip(prompts.ids[:MOST], prompts.tokens, strict=False)
     ]
-    found = component_times(load_pair(header.pair), requests)
-    return found.table.assign(
-        tokens=found.counts.n,
-        drafted=found.drafted,
-        recycled=found.recycled,
-        suffixes=found.suffixes,
-    )
+    table, counts = component_times(load_pair(header.pair), requests)
+    return table.assign(tokens=counts.n)

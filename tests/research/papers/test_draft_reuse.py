@@ -57,7 +57,7 @@ def test_the_best_fixed_length_is_the_fastest_by_the_papers_equation(tiny_pair, 
         n, n_draft, n_target = (
             sum(getattr(c, k) for c in counts) for k in ("n", "n_draft", "n_target")
         )
-        speeds[length] = post_use_speedup(n / n_target, n / n_draft, 1.0, COST)
+        speeds[length] = post_use_speedup(n / n_target, n / n_draft, COST)
         [told] = found.lengths["speedup"][found.lengths["length"] == length]
         assert told == pytest.approx(speeds[length])
     assert max(speeds, key=lambda length: speeds[length]) == found.fixed
