@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +29,10 @@ class TreeComparison:
 
     `grid` has one row for each k-configuration within the budget. `budgets` has one row for each
     budget and kind: the best chain and the best of the grid by replay, and the planner's choice,
-    made from acceptance rates and the profile alone. Columns: `shape`, `nodes`, `depth`, `expected`
-    (tokens a round, by the planner's model), `mat` (by replay), `speedup` (modelled by the profile
-    from replayed counts), and `branching` as in a configuration. `proposed` is the fastest by
-    replay of all planned trees.
+    made from acceptance rates and the profile alone. Columns: `draft`, `shape`, `nodes`, `depth`,
+    `expected` (tokens a round, by the planner's model), `mat` (by replay), `speedup` (modelled by
+    the profile from replayed counts), and `branching` as in a configuration. `proposed` is the
+    fastest by replay of all planned trees.
     """
 
     draft: str
@@ -73,57 +74,42 @@ def compare_trees(
     Raises :class:`UserError` where the recording has no such draft or is not greedy.
     """
     name = replay.recording.draft_name(draft)
+    observer, context = observer or Observer(), replay.recording.prompts.context
     acceptance = replay.track(name).acceptance(nodes)
-    replayed = _Replayed(replay, profile, name, observer or Observer())
     shapes = [uniform_tree(acceptance, b) for b in k_configurations(nodes, depth)]
     planner = StaticTrees(acceptance, nodes, depth)
     candidates = planner.candidates()
-    count = len({tree.children for tree in (*shapes, *candidates)})
-    replayed.observer.stage(f"replaying trees of {name}", count)
-    grid = pd.DataFrame([replayed.row(tree) for tree in shapes])
+    observer.stage(f"replaying trees of {name}", len({*shapes, *candidates}))
+
+    @cache
+    def row(tree: PlannedTree) -> dict[str, Any]:
+        drafter = TreeSettings(draft=name, branching=tree.children)
+        configuration = Configuration(drafter=drafter, sampling=replay.header.sampling)
+        counts = replay.run(configuration).counts
+        observer.step()
+        return {
+            "draft": name,
+            "shape": tree.label,
+            "nodes": tree.nodes,
+            "depth": tree.depth,
+            "expected": 1 + tree.expected,
+            "mat": counts.metrics()["mat"],
+            "speedup": profile.speedup(counts, name, context),
+            "branching": drafter.branching,
+        }
+
+    def seconds(tree: PlannedTree) -> float:
+        return profile.round_seconds(tree.nodes, tree.depth, tree.draft_tokens, name, context)
+
+    grid = pd.DataFrame(map(row, shapes))
     rows = []
     for budget in budgets_up_to(nodes):
         within = grid[grid["nodes"] <= budget]
         chains = within[within["nodes"] == within["depth"]]
         for kind, trees in ((CHAIN, chains), (GRID, within)):
             best = trees.iloc[trees["speedup"].argmax()]
-            rows.append({"kind": kind, "budget": budget, **best})
-        tree = planner.fastest(replayed.seconds, budget)
-        rows.append({"kind": PLANNED, "budget": budget, **replayed.row(tree)})
-    proposed = max(map(replayed.row, candidates), key=lambda row: row["speedup"])
+            rows.append({"draft": name, "kind": kind, "budget": budget, **best})
+        planned = row(planner.fastest(seconds, budget))
+        rows.append({"draft": name, "kind": PLANNED, "budget": budget, **planned})
+    proposed = max(map(row, candidates), key=lambda each: each["speedup"])
     return TreeComparison(name, acceptance, grid, pd.DataFrame(rows), proposed)
-
-
-class _Replayed:
-    """Trees, each replayed once."""
-
-    def __init__(self, replay: Replay, profile: Profile, draft: str, observer: Observer) -> None:
-        self.replay, self.profile, self.draft, self.observer = replay, profile, draft, observer
-        self.context = replay.recording.prompts.context
-        self.rows: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
-
-    def row(self, tree: PlannedTree) -> dict[str, Any]:
-        if tree.children not in self.rows:
-            self.rows[tree.children] = self._replay(tree)
-            self.observer.step()
-        return self.rows[tree.children]
-
-    def seconds(self, tree: PlannedTree) -> float:
-        """Seconds of a round with `tree`, by the profile."""
-        return self.profile.round_seconds(
-            tree.nodes, tree.depth, tree.draft_tokens, self.draft, self.context
-        )
-
-    def _replay(self, tree: PlannedTree) -> dict[str, Any]:
-        drafter = TreeSettings(draft=self.draft, branching=tree.children)
-        sampling = self.replay.header.sampling
-        counts = self.replay.run(Configuration(drafter=drafter, sampling=sampling)).counts
-        return {
-            "shape": tree.label,
-            "nodes": tree.nodes,
-            "depth": tree.depth,
-            "expected": 1 + tree.expected,
-            "mat": counts.metrics()["mat"],
-            "speedup": self.profile.speedup(counts, self.draft, self.context),
-            "branching": drafter.branching,
-        }

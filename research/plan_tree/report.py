@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -34,7 +34,6 @@ LOOKS = {  # of the kinds of trees: colour, dash, what the legend says
 
 def report(comparisons: Sequence[TreeComparison], origin: ReportOrigin) -> Report:
     """A comparison a draft: what is proposed, the best by budget, and figures."""
-    grids = _joined({each.draft: each.grid for each in comparisons})
     return Report(
         command="plan-tree",
         title="Static trees, planned and tried",
@@ -46,8 +45,8 @@ def report(comparisons: Sequence[TreeComparison], origin: ReportOrigin) -> Repor
             sentences((c.configuration.label, c.configuration) for c in comparisons),
         ],
         frames={
-            "budgets": _joined({each.draft: each.budgets for each in comparisons}),
-            "grid": grids,
+            "budgets": pd.concat([each.budgets for each in comparisons], ignore_index=True),
+            "grid": pd.concat([each.grid for each in comparisons], ignore_index=True),
         },
         run_name=f"trees {origin.name}",
         metrics={key: value for each in comparisons for key, value in _metrics(each)},
@@ -67,12 +66,6 @@ def headline(comparison: TreeComparison) -> str:
     )
 
 
-def _joined(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The frames, by draft, as one with the draft as its first column."""
-    joined = pd.concat(frames, names=["draft"]).reset_index(level="draft")
-    return joined.reset_index(drop=True)
-
-
 def _acceptance(comparisons: Sequence[TreeComparison]) -> Section:
     ranks = min(RANKS, *(len(each.acceptance) for each in comparisons))
     rows = [{"draft": each.draft, **dict(enumerate(each.acceptance))} for each in comparisons]
@@ -86,32 +79,28 @@ def _acceptance(comparisons: Sequence[TreeComparison]) -> Section:
 
 
 def _budgets(comparison: TreeComparison) -> Section:
-    rows = list(_rows(comparison))
+    rows, budgets = list(_rows(comparison)), comparison.budgets
     fastest = max(row["speedup"] for row in rows)
     return Section(
         key=f"budgets-{comparison.draft}",
         title=f"The best trees by budget, {comparison.draft}",
         note="Planned trees were chosen by acceptance rates alone, the grid's best and the best"
         " chain by replaying all of them.",
-        svg=_by_budget(comparison),
+        svg=lines_svg(
+            f"The best trees by budget, {comparison.draft}",
+            "modelled speedup over autoregressive decoding",
+            [
+                SvgLine.of(
+                    name, colour, budgets[budgets["kind"] == kind], "budget", "speedup", dash
+                )
+                for kind, (colour, dash, name) in LOOKS.items()
+            ],
+            ("nodes at most", "speedup"),
+            zero=False,
+        ),
         shown=cells.table(rows, COLUMNS),
         marked=[n for n, row in enumerate(rows) if row["speedup"] == fastest],
         ruled=cells.group_ends(row["budget"] for row in rows),
-    )
-
-
-def _by_budget(comparison: TreeComparison) -> str:
-    """The speed of planned trees and of the grid's best over the nodes that a tree may have."""
-    budgets = comparison.budgets
-    return lines_svg(
-        f"The best trees by budget, {comparison.draft}",
-        "modelled speedup over autoregressive decoding",
-        [
-            SvgLine.of(name, colour, budgets[budgets["kind"] == kind], "budget", "speedup", dash)
-            for kind, (colour, dash, name) in LOOKS.items()
-        ],
-        ("nodes at most", "speedup"),
-        zero=False,
     )
 
 
