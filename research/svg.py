@@ -20,6 +20,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_TEMPLATES.globals.update(ink=INK, muted=MUTED, paper=PAPER)
 _PLOT, _LEFT, _WIDTH, _HEIGHT = 260, 64, 560, 366  # of lines
 _MOST_TICKS = 12
 DASHES = ("", "5 3", "2 3", "8 3 2 3")
@@ -53,21 +54,9 @@ def bars_svg(
         one=names + scale if one else None,
         top=_TOP,
         row=_ROW,
-        ink=INK,
-        muted=MUTED,
-        paper=PAPER,
-        groups=list(colours.items()) if len(colours) > 1 else [],
-        bars=[
-            {
-                "name": bar.name,
-                "colour": colours[bar.group],
-                "width": scale * bar.value,
-                "low": names + scale * bar.low,
-                "high": names + scale * bar.high,
-                "label": bar.label,
-            }
-            for bar in bars
-        ],
+        colours=colours,
+        bars=bars,
+        scale=scale,
     )
 
 
@@ -91,12 +80,11 @@ class SvgLine(NamedTuple):
         x: str,
         y: str,
         dash: str = "",
-        ends: tuple[str, str] | None = None,
+        ends: Sequence[str] = (),
     ) -> SvgLine:
-        """Column `y` over column `x`, with the columns of the intervals' `ends`."""
-        lows, highs = ([float(v) for v in frame[end]] for end in ends) if ends else ([], [])
-        across, values = ([float(v) for v in frame[column]] for column in (x, y))
-        return cls(name, colour, across, values, dash, lows, highs)
+        """Column `y` over column `x`, with the columns of the intervals' `ends`, if any."""
+        across, values, *intervals = (frame[column].tolist() for column in (x, y, *ends))
+        return cls(name, colour, across, values, dash, *intervals)
 
 
 def lines_of(
@@ -105,7 +93,7 @@ def lines_of(
     y: str,
     by: Sequence[str],
     colours: Mapping[str, str] | Sequence[str] = DRAFT_COLOURS,
-    ends: tuple[str, str] | None = None,
+    ends: Sequence[str] = (),
 ) -> list[SvgLine]:
     """Column `y` over column `x`, a line for each value of the first column of `by`, in its colour,
     and of the second one, with its dash."""
@@ -161,9 +149,6 @@ def lines_svg(
         right=_LEFT + _WIDTH,
         top=_TOP,
         bottom=_TOP + _PLOT,
-        ink=INK,
-        muted=MUTED,
-        paper=PAPER,
         axes=axes,
         across=[(round(_LEFT + across * (x - low_x), 1), text) for x, text in ticks.items()],
         up=[(round(_TOP + up * (high_y - y), 1), f"{y:.4g}") for y in _marks(low_y, high_y, step)],

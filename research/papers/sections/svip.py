@@ -228,7 +228,7 @@ def long_texts(table: pd.DataFrame) -> Section:
     _, *names = dict.fromkeys(table["configuration"])  # the first is autoregressive decoding
     drawn = table[table["configuration"].isin(names)]
     few = drawn["so_far_low"].isna().any()
-    ends = None if few else ("so_far_low", "so_far_high")
+    ends = () if few else ("so_far_low", "so_far_high")
     wide = drawn.pivot(index="configuration", columns="up_to", values="so_far").loc[names]
     return Section(
         note="Times as fast as autoregressive decoding, from a text's beginning to each context.",
