@@ -69,9 +69,6 @@ def report(result: BenchResult) -> Report:
     )
 
 
-# Findings
-
-
 def findings(result: BenchResult) -> list[str]:
     """The results in sentences."""
     return [
@@ -130,9 +127,6 @@ def how_measured(result: BenchResult) -> list[str]:
         " drafters, also those of other libraries, forget what they learned from earlier prompts",
         *result.notes,
     ]
-
-
-# The tables
 
 
 def _speed(result: BenchResult, frame: pd.DataFrame, temperature: float) -> Section:
@@ -242,9 +236,6 @@ def _parts(result: BenchResult, temperature: float) -> Iterator[Section]:
         frame=frame,
         shown=pd.concat([cells.table(frame, whole), cells.table(shares, columns)], axis=1),
     )
-
-
-# MLflow
 
 
 def _rows(result: BenchResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:

@@ -73,9 +73,6 @@ def _cards(result: SweepResult) -> dict[str, HeadCard]:
     return loaded
 
 
-# Sentences and numbers
-
-
 def headline(result: SweepResult) -> str:
     if result.champion is None:
         return "No champion yet: nothing was timed"

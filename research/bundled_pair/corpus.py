@@ -8,13 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specdec_core.prompts.stdlib import (
-    PROMPTS_FILE,
-    PromptReference,
-    Split,
-    module_source,
-    modules_of,
-)
+from specdec_core.prompts.stdlib import PromptReference, Split, module_source, modules_of
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -31,7 +25,7 @@ def encode_documents(tokenizer: Any, documents: Sequence[str]) -> list[list[int]
     return [[*ids, end] for ids in tokenizer(list(documents), verbose=False)["input_ids"]]
 
 
-def save_references(references: Sequence[PromptReference], path: Path = PROMPTS_FILE) -> None:
+def save_references(references: Sequence[PromptReference], path: Path) -> None:
     """Write references as JSON, one per line so that a change reads well in a diff."""
     rows = ",\n".join(json.dumps(asdict(reference)) for reference in references)
     path.write_text(f"[\n{rows}\n]\n", encoding="utf-8")

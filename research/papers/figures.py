@@ -53,8 +53,7 @@ def paper_svg(result: PapersResult, key: str) -> str:
                 parts = [method.label]
                 parts += [f"{table.varied} = {table.values[number]}"] if table.varied else []
                 parts += [prompts] if len(sets) > 1 else []
-                measured = result.find(prompts, configuration)
-                timing = measured.timing if measured and quantity == "speedup" else None
+                timing = result.timing(prompts, configuration) if quantity == "speedup" else None
                 ends = (timing.low, timing.high) if timing else (value, value)
                 label = cells.as_number(value, form)
                 bars.append(SvgBar(", ".join(parts), prompts, value, *ends, label))

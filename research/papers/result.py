@@ -117,6 +117,11 @@ class PapersResult(Stored):
         """The measurement of `configuration` on a set; None where there is none."""
         return self._index.get((prompts, configuration))
 
+    def timing(self, prompts: str, configuration: Configuration) -> Timing | None:
+        """The times of :meth:`find`, where there are any."""
+        measured = self.find(prompts, configuration)
+        return None if measured is None else measured.timing
+
     def value(self, prompts: str, configuration: Configuration, quantity: Quantity) -> float:
         """One quantity of :meth:`find`; NaN where there is none."""
         measured = self.find(prompts, configuration)

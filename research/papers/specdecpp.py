@@ -14,6 +14,7 @@ import pandas as pd
 
 from research.frames import Rows, framed
 from research.papers.post_use import MOST, draft_models
+from research.papers.replayed import Recordings
 from research.papers.result import regression
 from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_TOKENS, Configuration, PolicySettings
@@ -45,8 +46,6 @@ BASELINES: Mapping[str, Mapping[float, PolicySettings]] = {
     FIXED: {k: FixedSettings(max_tokens=k) for k in range(1, 15)},
     PRODUCT: {h: ConfidenceProductSettings(threshold=h) for h in THRESHOLDS},
 }
-
-Recordings = Mapping[str, Recording]
 
 
 def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame:

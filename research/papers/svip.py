@@ -8,7 +8,7 @@ is drawn once (rejection sampling, :mod:`specdec_core.recordings.verified`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from research.papers.bounds import (
     entropy_ratio,
     oracle_bound,
 )
-from research.papers.replayed import chain
+from research.papers.replayed import Recordings, chain
 from specdec_core.cost import Profile
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.recordings.replay import Replay
@@ -46,8 +46,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "SVIP, h=1.2": {"kind": "svip", "threshold": 1.2, "max_tokens": 40},
 }
 COMPARED = ("Constant, K=5", "Heuristic", "SVIP, h=0.3", "SVIP, h=1.2")  # Figs. 6 and 8
-
-Recordings = Mapping[str, Recording]
 
 
 @framed

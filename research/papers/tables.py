@@ -20,7 +20,6 @@ from research.papers.result import PapersResult
 from research.papers.table_verdicts import VERDICT, forwards_verdict, table_verdict
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.search.results import Timing
 
 LESS_IS_BETTER = ("discard_rate", "verification_rate")
 FORWARDS = {
@@ -111,8 +110,7 @@ def _against(result: PapersResult, key: str) -> Iterator[str]:
     for method in (each for number in numbers for each in result.plan.lines(key, number)):
         alike.setdefault(method.configurations[0].sampling, []).append(method)
     for prompts, methods in product(result.sets_of(table), alike.values()):
-        found = [result.find(prompts, method.configurations[0]) for method in methods]
-        timings = [measured.timing if measured else None for measured in found]
+        timings = [result.timing(prompts, method.configurations[0]) for method in methods]
         shown = [
             f"{method.label} {cells.of_ratio(timing.over(timings[0]))}"
             for method, timing in zip(methods[1:], timings[1:], strict=True)
@@ -240,9 +238,6 @@ def _named(result: PapersResult) -> Iterator[tuple[str, Configuration]]:
             yield f"{method.label}{value}", method.configurations[0]
 
 
-# The tables
-
-
 class Column(NamedTuple):
     """A prompt set, a value of what the table varies, and a quantity."""
 
@@ -352,19 +347,14 @@ def _cell(
     leader: Method | None,
 ) -> str:
     text = cells.as_number(value, QUANTITIES[column.quantity].form)
-    timing = _timing(result, method, column)
+    timing = result.timing(column.prompts, method.configurations[column.number])
     if column.quantity != "speedup" or timing is None or timing.low == timing.high:
         return text
     if leader is not None and method is not leader:
-        fastest = _timing(result, leader, column)
+        fastest = result.timing(column.prompts, leader.configurations[column.number])
         if fastest is not None and fastest.over(timing).tied:
             text = "=" + text
     return text if table.varied else f"{text} ({timing.low:.2f}–{timing.high:.2f})"
-
-
-def _timing(result: PapersResult, method: Method, column: Column) -> Timing | None:
-    measured = result.find(column.prompts, method.configurations[column.number])
-    return measured.timing if measured is not None else None
 
 
 def _heading(result: PapersResult, table: Table, column: Column) -> tuple[str, ...]:
