@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboards import cells
 from specdec_core.base.names import plain_name
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+
+Metrics = dict[str, float | dict[int, float]]  # by name: a number, or a number by step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +47,13 @@ class Section:
     style: str = ""  # of the page: caveats, long
 
     @classmethod
-    def drawn(cls, key: str, figure: go.Figure, frame: pd.DataFrame | None = None) -> Section:
-        """A figure under its own title, and the table that belongs to it, if any."""
+    def drawn(cls, key: str, figure: go.Figure) -> Section:
+        """A figure under its own title."""
         return cls(
             key=key,
             title=figure.layout.title.text,
             note=figure.layout.title.subtitle.text,
             figure=figure,
-            frame=frame,
-            shown=None if frame is None else cells.everything(frame),
             on_console=False,
         )
 

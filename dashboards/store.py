@@ -7,9 +7,9 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from mlflow import MlflowClient
@@ -18,6 +18,7 @@ from mlflow.data.pandas_dataset import from_pandas
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 from sqlalchemy.exc import SQLAlchemyError
 
 from dashboards.database import SECONDS, in_background, is_database, missing, prepare, sqlite_file
@@ -28,6 +29,8 @@ from specdec_core.base.files import needs_room
 from specdec_core.base.uris import sqlite_uri, without_passwords
 from specdec_core.base.workspace import remember, workspace
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+
+Found = TypeVar("Found")
 
 FOLDER = "specdec.folder"  # tag of a run that is taken up again: the place of its folder
 # The store did not answer, or answered that it cannot take anything now.
@@ -109,13 +112,18 @@ def experiment_id_of(client: MlflowClient, name: str) -> str:
     return experiment.experiment_id
 
 
-def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Run]:
+def every(search: Callable[..., PagedList[Found]], *query: Any) -> Iterator[Found]:
+    """All that a search finds, page after page."""
     token = None
     while True:
-        page = client.search_runs([experiment_id], query, page_token=token)
+        page = search(*query, page_token=token)
         yield from page
         if not (token := page.token):
             return
+
+
+def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator[Run]:
+    return every(client.search_runs, [experiment_id], query)
 
 
 def artifact(client: MlflowClient, version: ModelVersion, path: str, scratch: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,8 +152,7 @@ def sweep_server(
     from dashboards.reports.server_sweep import report
     from dashboards.store import connect
     from dashboards.tracking.registry import register_in_server
-    from dashboards.tracking.sweep_run import logged
-    from specdec_core.evidence.server_choice import ServerSweep
+    from dashboards.tracking.sweep_run import log_once
 
     with interruptible(), RaceProgress(console) as progress:
         result, folder, prompts = run_server_sweep(
@@ -163,14 +163,10 @@ def sweep_server(
     with folder.lock(), console.status("writing to MLflow"):
         files = [*write(shown, folder.path), folder.path / result.FILE, folder.path / LOGS]
         with delivering(kept):
-            # Another process may have logged it since the result was read.
-            result.mlflow_run_id = ServerSweep.load(folder.path).mlflow_run_id
-            if not logged(connect(), result.mlflow_run_id):
-                asked = (result.race.prompts, prompts)
-                result.mlflow_run_id = log(shown, files, prompts=asked, resume=folder.path)
-                result.save(folder.path)  # should this be interrupted, it is not logged again
-            assert result.mlflow_run_id is not None
-            version = register_in_server(result, result.mlflow_run_id, folder.path / CHAMPION)
+            asked = (result.race.prompts, prompts)
+            log_it = partial(log, shown, files, prompts=asked, resume=folder.path)
+            run_id = log_once(connect(), result, folder.path, log_it)
+            version = register_in_server(result, run_id, folder.path / CHAMPION)
         folder.finish()
     show(console, shown.sections)
     model = f"{result.race.pair.name}-{result.server}"

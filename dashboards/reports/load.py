@@ -23,7 +23,7 @@ from dashboards.reports.contestants import (
     row_tags,
 )
 from dashboards.reports.sentences import sentences
-from dashboards.sections import LoggedRun, Report, Section, metric_name
+from dashboards.sections import LoggedRun, Metrics, Report, Section, metric_name
 from specdec_core.evidence.load.plan import SLOTS
 from specdec_core.evidence.load.result import LoadResult, requests_frame, summary_frame
 from specdec_core.measure.comparison import OURS, over
@@ -44,7 +44,6 @@ RATIOS = (
     "with 95 % bootstrap intervals over requests and repeats, in pairs; requests at the same time"
     " are not independent, so intervals of many at once are too narrow rather than too wide."
 )
-Metrics = dict[str, float | dict[int, float]]
 
 
 def report(result: LoadResult) -> Report:
@@ -79,9 +78,6 @@ def report(result: LoadResult) -> Report:
         tags=report_tags(result),
         nested=list(nested_runs(result, summary)),
     )
-
-
-# Findings
 
 
 def findings(result: LoadResult) -> list[str]:
@@ -176,9 +172,6 @@ def how_measured(result: LoadResult) -> list[str]:
         f"requests decoded together: {', '.join(slots)}; prefix caches off",
         *result.notes,
     ]
-
-
-# The tables
 
 
 def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
@@ -281,9 +274,6 @@ def _errors(result: LoadResult) -> Iterator[Section]:
             frame=counted,
             shown=cells.everything(counted),
         )
-
-
-# MLflow
 
 
 def nested_runs(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.reports.sentences import limited
-from dashboards.sections import Section
+from dashboards.sections import Metrics, Section
 from specdec_core.search.load.result import Compared, LoadChoice, LoadVerdict
 
 
@@ -48,7 +48,7 @@ def findings(choice: LoadChoice) -> list[str]:
     return lines
 
 
-def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
+def load_metrics(choice: LoadChoice) -> Metrics:
     """What is served and what its choice may cost, by number of clients (0: an open loop), and the
     simulation's errors."""
     rows = {load.clients or 0: row for load, row in choice.served().items()}
@@ -61,9 +61,7 @@ def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
         "load_regret": {verdict.load.clients or 0: verdict.regret for verdict in kept},
         "load_regret_at_most": {verdict.load.clients or 0: verdict.at_most for verdict in kept},
     }
-    metrics: dict[str, float | dict[int, float]] = {
-        f"simulation_error_{name}": error for name, error in choice.errors().items()
-    }
+    metrics: Metrics = {f"simulation_error_{name}": e for name, e in choice.errors().items()}
     for name, values in by_load.items():
         if known := {step: value for step, value in values.items() if value is not None}:
             metrics[name] = known

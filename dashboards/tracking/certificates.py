@@ -50,7 +50,7 @@ def tag_version(
     version: ModelVersion,
     pair: PairSpec,
     configuration: Configuration,
-    server: str | None = None,
+    server: str | None,
 ) -> None:
     """Add the workspace's certificates to a version, and say whether one is for `server`, in which
     its configuration is served; None: this library's engine. A version that has one keeps it."""

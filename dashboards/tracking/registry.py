@@ -13,24 +13,24 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from dashboards.outputs.mlflow_runs import log_run
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
-from dashboards.store import artifact, connect, no_store, runs_where, store_name
+from dashboards.store import artifact, connect, every, no_store, runs_where, store_name
 from dashboards.tracking.certificates import fetch, model_of, tag_version
 from dashboards.tracking.trial_runs import trial_run
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, atomic_path
-from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.config import Configuration, PairConfiguration, PairSpec, parse
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.drafting.trained import weights_here
@@ -142,11 +142,8 @@ def _log_champion(
     client: MlflowClient, run_id: str, pair: PairSpec, configuration: Configuration
 ) -> None:
     """Log all that another machine needs to decode with the configuration."""
-    content = {
-        "pair": pair.model_dump(mode="json"),
-        "configuration": configuration.model_dump(mode="json"),
-    }
-    client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), SOURCE)
+    chosen = PairConfiguration(pair=pair, configuration=configuration)
+    client.log_text(run_id, chosen.to_yaml(), SOURCE)
     if (weights := weights_here(pair, [configuration])) is not None:
         client.log_text(run_id, json.dumps(weights, indent=1), WEIGHTS)
     for place, path in _workspace_files(configuration).items():
@@ -156,7 +153,7 @@ def _log_champion(
         log(run_id, str(path), f"{CHAMPION}/{place}")
 
 
-def _create_model(client: MlflowClient, name: str, server: str | None = None) -> None:
+def _create_model(client: MlflowClient, name: str, server: str | None) -> None:
     """Create the registered model of a pair in a server, unless it exists."""
     try:
         client.create_registered_model(
@@ -206,7 +203,12 @@ def find_champion(server: str | None = None) -> Registered | None:
     if no_store():
         return None
     client = connect()
-    models = [m for m in _with_champions(client) if m.tags.get(SERVER) == server]
+    models = [
+        model
+        for model in every(client.search_registered_models)
+        # Models of other programs in the same store may use the same alias.
+        if CHAMPION in model.aliases and PROMOTED in model.tags and model.tags.get(SERVER) == server
+    ]
     if not models:
         return None
     name = max(models, key=lambda model: int(model.tags[PROMOTED])).name
@@ -224,17 +226,6 @@ def load_champion(server: str | None = None) -> Registered:
             f" deploy --promote <config_id>{engine}` appoints one"
         )
     return found
-
-
-def _with_champions(client: MlflowClient) -> Iterator[RegisteredModel]:
-    """The registered models that have a champion which was appointed here: other programs' models
-    in the same store may use the same alias."""
-    token = None
-    while True:
-        page = client.search_registered_models(page_token=token)
-        yield from (m for m in page if CHAMPION in m.aliases and PROMOTED in m.tags)
-        if not (token := page.token):
-            return
 
 
 def champion_version(name: str) -> int | None:
@@ -275,8 +266,8 @@ def _read(client: MlflowClient, version: ModelVersion) -> Registered:
         )
     with tempfile.TemporaryDirectory() as scratch:
         content = yaml.safe_load(artifact(client, version, SOURCE, scratch).read_text())
-        pair = parse(PairSpec, content["pair"], SOURCE)
-        configuration = parse(Configuration, content["configuration"], SOURCE)
+        chosen = parse(PairConfiguration, content, SOURCE)
+        pair, configuration = chosen.pair, chosen.configuration
         copies = {Path(file.path).name for file in client.list_artifacts(version.run_id, CHAMPION)}
         for place, path in _workspace_files(configuration).items():
             if place in copies and not path.exists():  # made elsewhere: it came with the champion

@@ -6,7 +6,7 @@ then the fastest. `configurations.csv` of the parent run has all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -16,15 +16,14 @@ from mlflow.exceptions import MlflowException
 from dashboards.database import in_background
 from dashboards.outputs.mlflow_runs import delivering, forget_unfinished, log_run
 from dashboards.reports.load_choice import load_metrics
-from dashboards.sections import LoggedRun
+from dashboards.sections import LoggedRun, Metrics
 from dashboards.store import FOLDER, connect, experiment_id_of, place_of, run_tags
 from dashboards.tracking.registry import CHAMPION, register
 from dashboards.tracking.trial_runs import timing_metrics, trial_run, trials_table
+from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult
-
-Metrics = dict[str, float | dict[int, float]]
 
 FILES = (  # of a sweep's folder, those that there are
     *("sweep.json", "plan.yaml", "rounds.parquet"),
@@ -58,23 +57,35 @@ class SweepRun(SweepObserver):
         Raises :class:`Undelivered` where the store cannot be used."""
         with delivering(f"all results are in {folder}, and the same command logs them"):
             client = connect()
-            # Another process may have logged it since the result was read.
-            result.mlflow_run_id = SweepResult.load(folder).mlflow_run_id
-            if not logged(client, result.mlflow_run_id):
+
+            def log() -> str:
                 experiment_id = experiment_id_of(client, result.pair.name)
                 forget_unfinished(client, experiment_id, folder)
                 run = _sweep_run(result, self._prompts, folder, report)
-                result.mlflow_run_id = log_run(client, experiment_id, run)
-                result.save(folder)  # should this be interrupted, it is not logged again
+                return log_run(client, experiment_id, run)
+
+            log_once(client, result, folder, log)
             if result.champion is None or result.hardware is not None:
                 return None
             return register(result, result.served.id, client)
 
 
-def logged(client: MlflowClient, run_id: str | None) -> bool:
+def log_once(
+    client: MlflowClient, result: SweepResult | ServerSweep, folder: Path, log: Callable[[], str]
+) -> str:
+    """The id of the run that has a sweep's result in `folder`: that of `log`, unless the store has
+    one. It is kept in the result, so that a sweep that is interrupted now is not logged again."""
+    # Another process may have logged it since the result was read.
+    run_id = type(result).load(folder).mlflow_run_id
+    if run_id is None or not _logged(client, run_id):
+        run_id = result.mlflow_run_id = log()
+        result.save(folder)
+    result.mlflow_run_id = run_id
+    return run_id
+
+
+def _logged(client: MlflowClient, run_id: str) -> bool:
     """Whether the store has the whole run of a sweep."""
-    if run_id is None:
-        return False
     try:
         info = client.get_run(run_id).info
         return bool(info.status == "FINISHED" and info.lifecycle_stage == "active")

@@ -48,7 +48,7 @@ def timing_metrics(timing: Timing) -> dict[str, float]:
 
 def trials_table(result: SweepResult) -> pd.DataFrame:
     """One row a configuration, with its counts and rates; the best estimate first."""
-    rows = [
+    return pd.DataFrame(
         {
             "config_id": trial.id,
             "configuration": result.labels[trial.id],
@@ -59,5 +59,4 @@ def trials_table(result: SweepResult) -> pd.DataFrame:
             **trial.counts,
         }
         for trial in by_estimate(result.trials)
-    ]
-    return pd.DataFrame(rows)
+    )
