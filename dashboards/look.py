@@ -6,8 +6,7 @@ grounds alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -102,17 +101,6 @@ def evenly(count: int, most: int) -> np.ndarray:
     if count <= most:
         return np.arange(count)
     return np.linspace(0, count - 1, most).astype(int)
-
-
-def intervals(
-    values: Iterable[float], lows: Iterable[float], highs: Iterable[float]
-) -> dict[str, Any]:
-    """Error bars from `lows` to `highs`."""
-    ends = [(v - low, high - v) for v, low, high in zip(values, lows, highs, strict=True)]
-    return {
-        "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
-        "arrayminus": [below for below, _ in ends], "array": [above for _, above in ends],
-    }  # fmt: skip
 
 
 def base_figure(title: str, subtitle: str, height: int, fig: go.Figure | None = None) -> go.Figure:

@@ -16,7 +16,6 @@ from dashboards.look import (
     PART_COLOURS,
     base_figure,
     family_order,
-    intervals,
     style,
 )
 from dashboards.ranking import champion, draft_of, family, foremost, leaders, ranked, speedup
@@ -37,18 +36,18 @@ def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
     for kind in sorted({family(t) for t in rows}, key=family_order):
         part = [t for t in rows if family(t) == kind]
         gains = [speedup(result, t) for t in part]
-        values = [gain.value for gain in gains]
         fig.add_bar(
-            orientation="h", y=[t.id for t in part], x=values, name=style(kind).name,
+            orientation="h", y=[t.id for t in part], x=[g.value for g in gains],
+            name=style(kind).name,
             marker={
                 "color": style(kind).colour, "line": {"width": 0},
-                "opacity": [1.0 if gain.timing else 0.38 for gain in gains],
+                "opacity": [1.0 if g.timing else 0.38 for g in gains],
             },
-            error_x=intervals(
-                values,
-                [gain.timing.low if gain.timing else math.nan for gain in gains],
-                [gain.timing.high if gain.timing else math.nan for gain in gains],
-            ),
+            error_x={
+                "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
+                "array": [g.timing.high - g.value if g.timing else math.nan for g in gains],
+                "arrayminus": [g.value - g.timing.low if g.timing else math.nan for g in gains],
+            },
             hovertext=[hover(result, t) for t in part], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     estimated = [t for t in shown if speedup(result, t).timing and METRIC in t.metrics]

@@ -9,8 +9,9 @@ near-ties may part them) and a range compares like with like.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -141,34 +142,24 @@ def measure_long_form(
     everyone = list({c.id: c for c in sampled}.values())
     labels = distinct_labels(everyone)
     engine, observer = Engine(pair), observer or Observer()
-    turns = list(_turns(everyone, prompts, edges[-1], repeats))
     for configuration in everyone:
         engine.configure(configuration)
         engine.generate([Request("warm-up", prompts[0], _WARM_UP, ignore_eos=True)])
-    observer.stage(f"{len(everyone)} configurations, interleaved", len(turns))
+    turns = list(product(range(repeats), enumerate(prompts)))
+    stage = f"{len(everyone)} configurations, interleaved"
+    observer.stage(stage, len(turns) * len(everyone))
     frames = []
-    for configuration, request, repeat in turns:
-        engine.configure(configuration)
-        [generation] = engine.generate([request])
-        where = {"text": request.seed, "repeat": repeat}
-        rounds = rounds_frame([generation]).iloc[1:]  # the first is the prefill
-        context = generation.prompt_tokens + rounds["position"]
-        label = labels[configuration.id]
-        frames.append(rounds.assign(context=context, configuration=label, **where))
-        observer.step()
+    for turn, (repeat, (text, prompt)) in enumerate(turns):
+        request = Request("text", prompt, edges[-1] - len(prompt), seed=text, ignore_eos=True)
+        for configuration in interleaved(everyone, turn):
+            engine.configure(configuration)
+            [generation] = engine.generate([request])
+            rounds = rounds_frame([generation]).iloc[1:]  # the first is the prefill
+            context = generation.prompt_tokens + rounds["position"]
+            label, where = labels[configuration.id], {"text": text, "repeat": repeat}
+            frames.append(rounds.assign(context=context, configuration=label, **where))
+            observer.step()
     return LongForm(everyone, pd.concat(frames), edges)
-
-
-def _turns(
-    everyone: Sequence[Configuration], prompts: Sequence[Tokens], end: int, repeats: int
-) -> Iterator[tuple[Configuration, Request, int]]:
-    """The configuration, request and repeat of each decoding, in order; texts have up to `end`
-    tokens, and a text's number is its seed."""
-    for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            request = Request("text", prompt, end - len(prompt), seed=number, ignore_eos=True)
-            for configuration in interleaved(everyone, repeat * len(prompts) + number):
-                yield configuration, request, repeat
 
 
 def _whole(cut: pd.DataFrame, label: str, number: int) -> bool:
