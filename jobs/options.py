@@ -174,12 +174,12 @@ def sizes(text: str, option: str) -> tuple[int, ...]:
 
 
 def training_settings(kind: type[Parsed], changes: list[str] | None, **values: Any) -> Parsed:
-    """The settings of a training: `values`, with the `changes` that `--set` names. Raises
-    :class:`UserError`."""
+    """The settings of a training: those of `values` that were given, with the `changes` that
+    `--set` names. Raises :class:`UserError`."""
     changed = dict(map(setting, changes or []))
     if "learning_rate" in changed:
         raise UserError("--set learning_rate: --learning-rate is the option for it")
-    return parse(kind, {**values, **changed}, "training settings")
+    return parse(kind, given(**values) | changed, "training settings")
 
 
 def setting(text: str) -> tuple[str, Any]:

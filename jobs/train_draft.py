@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import TrainingSettings, given, training_settings
+from jobs.options import TrainingSettings, training_settings
 from jobs.recorded_training import (
     Answers,
     Minutes,
@@ -41,12 +41,8 @@ def main(
     from specdec_core.training.reduced_draft.start import trained_draft
     from specdec_core.training.reduced_draft.training import DraftTraining
 
-    settings = training_settings(
-        DraftTrainingSettings,
-        setting,
-        learning_rate=learning_rate,
-        **given(start=start_from, minutes=minutes),
-    )
+    values = {"learning_rate": learning_rate, "start": start_from, "minutes": minutes}
+    settings = training_settings(DraftTrainingSettings, setting, **values)
 
     def inputs(target: str) -> tuple[int, ...]:
         if settings.start is not None:
@@ -54,14 +50,7 @@ def main(
         return ()  # it learns from the target's outputs alone
 
     draft = train_on_answers(
-        DraftTraining,
-        recording,
-        prompt_tokens,
-        inputs,
-        settings,
-        threads,
-        out,
-        agreement,
+        DraftTraining, recording, prompt_tokens, inputs, settings, threads, out, agreement
     )
     point("draft", draft)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import TrainingSettings, given, numbers, training_settings
+from jobs.options import TrainingSettings, numbers, training_settings
 from jobs.recorded_training import (
     Answers,
     Minutes,
@@ -47,12 +47,8 @@ def main(
     from specdec_core.training.eagle.start import trained_head
     from specdec_core.training.eagle.training import EagleTraining
 
-    settings = training_settings(
-        EagleTrainingSettings,
-        setting,
-        learning_rate=learning_rate,
-        **given(start=start_from, minutes=minutes),
-    )
+    values = {"learning_rate": learning_rate, "start": start_from, "minutes": minutes}
+    settings = training_settings(EagleTrainingSettings, setting, **values)
 
     def inputs(target: str) -> tuple[int, ...] | None:
         config = load_skeleton(target).config
