@@ -44,11 +44,12 @@ Chunks = AsyncIterator[tuple[int, Chunk]]  # with the index of their choice
 async def respond(
     service: Service,
     request: JsonRequest,
-    body: BaseModel,
+    body: Any,
     answer: Callable[[Service, Any], HttpAnswer[Any]],
 ) -> Any:
     """Answer a request. Tokenising a long prompt, or compiling a grammar, takes a while: that is
     not done on the event loop. Raises :class:`ApiError`."""
+    service.check_model(body.model)
     quick = request.small and body.model_fields_set.isdisjoint(_SLOW)
     prepared = await run(answer, service, body, quick=quick)
     account: Account = getattr(request.state, ACCOUNT)

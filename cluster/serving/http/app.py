@@ -17,7 +17,7 @@ from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ERRORS, describe_events
 from cluster.serving.http.pages import Heads, Page, add_page
-from cluster.serving.http.routes import chat, completions, deploy, responses, server
+from cluster.serving.http.routes import deploy, generation, server
 from cluster.serving.http.samples import PromptSampling, Samples
 from cluster.serving.http.service import FleetService, Service
 from cluster.serving.http.stopping import Admission
@@ -38,10 +38,10 @@ def build_app(
     app = fleet_app(service, listener, responses=ERRORS)
     if page is not None:
         add_page(app, page)
-    for routes in (server, completions, chat, responses):
+    for routes in (server, generation):
         keys = [KEY] if service.access.keys else []
         app.include_router(routes.router(service), dependencies=keys)
-    describe_events(app, chat.ChatChunk, responses.ResponseEvent)
+    describe_events(app, *generation.PARTS)
     return app
 
 

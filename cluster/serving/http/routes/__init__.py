@@ -1,1 +1,1 @@
-"""The routes by subject: each module makes a router for a service."""
+"""The routes, and what the routes that generate text take and answer."""

@@ -6,13 +6,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field, model_validator
 
-from cluster.serving.http.answer import ChoicesAnswer, GenerationAnswer, respond
-from cluster.serving.http.bodies import JsonRequest, JsonRoute
+from cluster.serving.http.answer import ChoicesAnswer, GenerationAnswer
 from cluster.serving.http.choices import choices
-from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.fields import (
@@ -172,20 +169,6 @@ class ChatChunk(GenerationAnswer):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[DeltaChoice]
     prompt_token_ids: list[int] | None = optional()
-
-
-def router(service: Service) -> APIRouter:
-    """`/v1/chat/completions`."""
-    routes = APIRouter(route_class=JsonRoute)
-
-    @routes.post(
-        "/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatChunk)
-    )
-    async def chat(body: ChatRequest, request: JsonRequest) -> Any:
-        service.check_model(body.model)
-        return await respond(service, request, body, ChatAnswer)
-
-    return routes
 
 
 def chat_requests(service: Service, body: ChatRequest) -> list[Request]:

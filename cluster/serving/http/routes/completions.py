@@ -10,13 +10,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from cluster.serving.http.answer import ChoicesAnswer, GenerationAnswer, respond
-from cluster.serving.http.bodies import JsonRequest, JsonRoute
+from cluster.serving.http.answer import ChoicesAnswer, GenerationAnswer
 from cluster.serving.http.choices import choices
-from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.fields import Count, Text, TokenIds, Tops, neutral, optional
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
@@ -83,18 +80,6 @@ class CompletionChoice(BaseModel):
 class Completion(GenerationAnswer):
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-
-
-def router(service: Service) -> APIRouter:
-    """`/v1/completions`."""
-    routes = APIRouter(route_class=JsonRoute)
-
-    @routes.post("/v1/completions", response_model=Completion, responses=streamed(Completion))
-    async def completions(body: CompletionRequest, request: JsonRequest) -> Any:
-        service.check_model(body.model)
-        return await respond(service, request, body, CompletionAnswer)
-
-    return routes
 
 
 def _requests(service: Service, body: CompletionRequest) -> list[Request]:

@@ -7,12 +7,9 @@ from collections.abc import AsyncIterator
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from cluster.serving.http.answer import Chunks, HttpAnswer, respond
-from cluster.serving.http.bodies import JsonRequest, JsonRoute
-from cluster.serving.http.openapi import streamed
+from cluster.serving.http.answer import Chunks, HttpAnswer
 from cluster.serving.http.routes.chat import ChatRequest, chat_requests
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import SpecDec, Usage
@@ -244,18 +241,6 @@ class ResponseEvent(BaseModel):
 
     type: str
     sequence_number: int
-
-
-def router(service: Service) -> APIRouter:
-    """`/v1/responses`."""
-    routes = APIRouter(route_class=JsonRoute)
-
-    @routes.post("/v1/responses", response_model=Response, responses=streamed(ResponseEvent))
-    async def responses(body: ResponseRequest, request: JsonRequest) -> Any:
-        service.check_model(body.model)
-        return await respond(service, request, body, ResponseAnswer)
-
-    return routes
 
 
 class ResponseAnswer(HttpAnswer[ChatRequest]):
