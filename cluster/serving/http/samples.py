@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -65,22 +63,10 @@ class Samples:
         if sampled:
             await asyncio.to_thread(self._write, sampled)
 
-    @asynccontextmanager
-    async def writing(self) -> AsyncIterator[None]:
-        """Write periodically during the block, and the rest at its end."""
-
-        async def periodically() -> None:
-            while True:
-                await asyncio.sleep(WRITE_SECONDS)
-                await self.write()
-
-        task = asyncio.create_task(periodically())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(*self._adding)
-            await self.write()
+    async def finish(self) -> None:
+        """Write the rest, with what is still being added."""
+        await asyncio.gather(*self._adding)
+        await self.write()
 
     def _write(self, prompts: list[Prompt]) -> None:
         try:

@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from cluster.serving.drift import Drift
@@ -17,7 +17,7 @@ from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.prompts import Prompts, prompts_of
-from cluster.serving.http.samples import Samples
+from cluster.serving.http.samples import WRITE_SECONDS, Samples
 from cluster.serving.http.stopping import Stopping
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError, rate_limited, unavailable
@@ -91,8 +91,10 @@ class Service(FleetService[EngineFleet]):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        sampling = self.samples.writing() if self.samples else nullcontext()
-        async with super().running(), sampling:
+        async with super().running(), AsyncExitStack() as ending:
+            if self.samples is not None:
+                self.fleet.repeat(WRITE_SECONDS, self.samples.write)
+                ending.push_async_callback(self.samples.finish)
             yield
 
     @property

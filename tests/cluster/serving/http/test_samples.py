@@ -64,11 +64,11 @@ async def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_
 
     random.seed(0)
     drawn = Samples(PromptSampling(tmp_path, share=1.0))
-    async with drawn.writing():
-        for body in bodies:
-            drawn.offer(body, None)
-            if random.random() < 0.1:
-                await asyncio.sleep(0)
+    for body in bodies:
+        drawn.offer(body, None)
+        if random.random() < 0.1:
+            await asyncio.sleep(0)
+    await drawn.finish()
     assert sorted(prompt.text for prompt in load_prompts(str(tmp_path))) == sorted(texts)
 
 
