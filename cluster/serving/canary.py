@@ -11,8 +11,9 @@ first that allows a decision makes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil, isfinite
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from cluster.serving.protocol.models import CanaryState
 from cluster.serving.served import Served
@@ -30,7 +31,8 @@ PAIRS = 200  # after which a challenger that is not shown to be faster is droppe
 Side = Literal["champion", "challenger"]
 
 
-class _Turn(NamedTuple):
+@dataclass
+class _Turn:
     """A side's turn and its counts."""
 
     side: Side
@@ -64,7 +66,7 @@ class Canary:
     def choose(self, request_ids: list[str]) -> Side:
         """The side that takes these requests."""
         turn = self._turn = self._next(self._turn)
-        self._turn = turn._replace(submitted=turn.submitted + len(request_ids))
+        turn.submitted += len(request_ids)
         if self._other_idle(turn.side):
             self._clean |= dict.fromkeys(request_ids, turn.number)
         return turn.side
@@ -75,11 +77,9 @@ class Canary:
         clean = self._clean.pop(request_id, None) == turn.number and self._other_idle(turn.side)
         if not clean or generation is None or not generation.tokens:
             return
-        self._turn = turn._replace(
-            counted=turn.counted + 1,
-            seconds=turn.seconds + generation.seconds,
-            tokens=turn.tokens + len(generation.tokens),
-        )
+        turn.counted += 1
+        turn.seconds += generation.seconds
+        turn.tokens += len(generation.tokens)
 
     def end(self, state: Literal["promoted", "dropped"], reason: str) -> None:
         """End the canary."""

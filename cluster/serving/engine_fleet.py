@@ -133,7 +133,7 @@ class EngineFleet(Fleet[ServedEngine]):
                 if side == "champion" or all(c.works for c in canary.sides[side]):
                     return side
                 canary.end("dropped", "its engine has failed")
-        if not self._busy:
+        if not (self._changing.locked() or self._loading):
             async with self._alone():
                 await self._decide(canary)
         return "champion"

@@ -169,11 +169,6 @@ class Fleet(Generic[S]):
                 await asyncio.wait(self._loading)
             yield
 
-    @property
-    def _busy(self) -> bool:
-        """Whether to change what is served would mean to wait."""
-        return self._changing.locked() or bool(self._loading)
-
     async def deploy(self, deployment: Deployment) -> Deployment:
         """Serve this from now on, and nothing beside it. What is served already, with the same
         weights, is not loaded again. Raises :class:`UserError` where a replica cannot serve it;
@@ -216,7 +211,11 @@ class Fleet(Generic[S]):
         served = [replica.side("champion") for replica in self.replicas]
         if all(each is not None and each.deployment.same(deployment) for each in served):
             await self._drop_challenger()
-            await self._describe(self.deployment.described_as(deployment))
+            said = deployment.model_dump(include={"source", "version", "certificate"})
+            described = self.deployment.model_copy(update=said)
+            for replica in self.replicas:
+                await asyncio.to_thread(replica.served.describe, described)
+            self.deployment = self.replicas[0].served.deployment
         else:
             await asyncio.to_thread(check_deployable, self.deployment, deployment, self._elsewhere)
             loaded = await self._load(deployment)
@@ -267,11 +266,6 @@ class Fleet(Generic[S]):
         if not before.named_as(self.deployment):
             self.previous = before
         self.switches += 1
-
-    async def _describe(self, deployment: Deployment) -> None:
-        for replica in self.replicas:
-            await asyncio.to_thread(replica.served.describe, deployment)
-        self.deployment = self.replicas[0].served.deployment
 
     @property
     def _trying(self) -> Canary | None:

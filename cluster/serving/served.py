@@ -63,11 +63,6 @@ class Deployment(Value):
         unknown = self.weights is None or other.weights is None
         return self.named_as(other) and (unknown or self.weights == other.weights)
 
-    def described_as(self, other: Deployment) -> Deployment:
-        """This deployment with the source, version and certificate of `other`."""
-        described = ("source", "version", "certificate")
-        return self.model_copy(update={name: getattr(other, name) for name in described})
-
     def as_here(self) -> Deployment:
         """This deployment with the weights that are here now. A certificate for other weights does
         not hold for them."""

@@ -67,14 +67,13 @@ class Start:
     def needs(self) -> dict[str, float]:
         """The Ray resources of a replica; with a placement, its devices are reserved by that.
         Another program's servers are children of one process, which has the resources of all."""
-        if self.engine is not None:
-            runner, count = self.deployment.pair.runner, self.replicas
-            each = resources(runner.threads, runner.device)
-            return {"CPU": count * each["CPU"], "GPU": count * each["GPU"] * self.devices}
-        if self.placement is not None:
+        if self.placement is not None and self.engine is None:
             return {"CPU": 0.0, "GPU": 0.0}
-        runner = self.deployment.pair.runner
-        return resources(runner.threads, runner.device)
+        runner, count = self.deployment.pair.runner, self.replicas
+        each = resources(runner.threads, runner.device)
+        if self.engine is None:
+            return each
+        return {"CPU": count * each["CPU"], "GPU": count * each["GPU"] * self.devices}
 
     @property
     def devices(self) -> int:
