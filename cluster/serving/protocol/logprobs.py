@@ -71,8 +71,8 @@ class TokenTexts:
     ) -> CompletionLogprobs:
         """In the shape of `/v1/completions`. The first token's text is at `offset`. The token
         `unknown`, without a log-probability, precedes `tokens`. With `by_id`, tokens are named as
-        `token_id:5`."""
-        named = _by_id if by_id else self._text
+        `token_id:5`, as vLLM has it."""
+        named = "token_id:{}".format if by_id else self._text
         before = [] if unknown is None else [unknown]
         names = [named(token) for token in (*before, *(e.token for e in tokens))]
         return CompletionLogprobs(
@@ -100,11 +100,6 @@ class TokenTexts:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         name, data = self.named(token)
         return {"token": name, "logprob": max(logprob, _LEAST), "bytes": data}
-
-
-def _by_id(token: int) -> str:
-    """A token's name as vLLM has it with `return_tokens_as_token_ids`."""
-    return f"token_id:{token}"
 
 
 def _tops(entry: TokenLogprobs, named: Callable[[int], str]) -> dict[str, float]:

@@ -48,18 +48,13 @@ class RefusalPart(Part):
         return self.refusal
 
 
-def text_or_parts(value: Any) -> str:
-    """The alternative of a content that is meant, so that errors are about that one."""
-    return "parts" if isinstance(value, list) else "text"
-
-
-# A string, or a list of parts.
+# A string, or a list of parts: errors are about the one that is meant.
 TextOr = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[
         list[T], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), Tag("parts")
     ],
-    Discriminator(text_or_parts),
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
 ]
 ContentPart = Annotated[
     Annotated[TextPart | RefusalPart, Field(discriminator="type")], BeforeValidator(text_only)
