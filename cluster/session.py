@@ -316,7 +316,8 @@ def check_nodes(pair: PairSpec) -> None:
     others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
     if not folders:
         return
-    checks = [_missing.options(**on_node(node)).remote(folders) for node in others]
+    placed = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
+    checks = [_missing.options(scheduling_strategy=each).remote(folders) for each in placed]
     for address, missing in zip(others.values(), get(checks), strict=True):
         if missing:
             raise UserError(
@@ -325,11 +326,6 @@ def check_nodes(pair: PairSpec) -> None:
             )
 
 
-def on_node(node: str) -> dict[str, Any]:
-    """Options of a task or actor on that node that takes no CPU, for `.options(...)`."""
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-
-
-@ray.remote
+@ray.remote(num_cpus=0)
 def _missing(folders: Sequence[str]) -> list[str]:
     return [folder for folder in folders if not Path(present_path(folder)).is_dir()]

@@ -12,7 +12,6 @@ target's weights are loaded by the server alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,7 +68,11 @@ def run_server_sweep(
     recorded = asked.described(asked.load(tokenizer))
     race, prompts, others_raced = _raced(plan, race, recorded.count, tokenizer, observer)
     weights = weights_here(plan.pair, plan.samples)
-    _check_files(plan, tokenizer, weights)
+    # Heads, states and tables that are missing or do not fit the pair are refused before anything.
+    for configuration in plan.samples:
+        placed(configuration)
+    if weights is not None:
+        load_heads(plan.samples, plan.pair, weights)
     identity = f"{server.name} {plan.digest(recorded.digest)}"
     identity = hashlib.sha256(identity.encode()).hexdigest()
     name = name or f"{plan.pair.name}-{server.name}-{identity[:8]}"
@@ -135,15 +138,6 @@ def _raced(
             f" with {recorded + whole.needed} it would be started once for all"
         )
     return raced, prompts, others_raced
-
-
-def _check_files(plan: ResolvedPlan, tokenizer: Any, weights: Mapping[str, str] | None) -> None:
-    """Raises :class:`UserError` for a head, state or table that is missing or does not
-    fit the pair."""
-    for configuration in plan.samples:
-        placed(configuration)
-    if weights is not None:
-        load_heads(plan.samples, plan.pair, weights)
 
 
 def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
