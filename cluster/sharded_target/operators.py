@@ -32,11 +32,6 @@ def cause_of(error: Exception) -> Exception:
     return _lost[0] if _lost else error
 
 
-def _same_shape(x: Tensor) -> Tensor:
-    """The shape of the output, for torch's compilers."""
-    return x.new_empty(x.shape)
-
-
 def _gathered_shape(x: Tensor) -> Tensor:
     width = 1 if _exchange.rank else x.shape[-1] * _exchange.parts
     return x.new_empty((*x.shape[:-1], width))
@@ -45,8 +40,8 @@ def _gathered_shape(x: Tensor) -> Tensor:
 _LIBRARY = torch.library.Library("specdec", "FRAGMENT")
 
 
-def _operator(shape: _Run = _same_shape) -> Callable[[_Run], _Run]:
-    """Makes a function an operator of that name, with an output of this `shape`."""
+def _operator(shape: _Run = lambda x: x.new_empty(x.shape)) -> Callable[[_Run], _Run]:
+    """Makes a function an operator of that name. Torch's compilers know its output by `shape`."""
 
     def define(run: _Run) -> _Run:
         def noting_loss(x: Tensor) -> Tensor:

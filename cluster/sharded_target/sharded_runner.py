@@ -183,16 +183,12 @@ class _Output(Output):
         fetch: Callable[[], Tensor],
         hidden: Tensor | None,
     ) -> None:
-        super().__init__(counts, torch.empty(0), hidden)
+        super().__init__(counts, torch.empty(0), hidden, torch.tensor(tokens))
         self._tokens, self._fetch = tokens, fetch
 
     @cached_property
     def logits(self) -> Tensor:
         return self._fetch()
-
-    @cached_property
-    def chosen(self) -> Tensor:
-        return torch.tensor(self._tokens)
 
     def choices(self) -> list[list[int]]:
         flat = iter(self._tokens)
