@@ -210,13 +210,9 @@ async def _counted(
             yield chunk
     finally:
         if prompt is not None:
-            taken.used = _used(end) or prompt + length // 4
+            used = max(map(int, _TOTAL.findall(end)), default=0)
+            taken.used = used or prompt + length // 4
         taken.close()
-
-
-def _used(end: bytes) -> int | None:
-    """The tokens of prompt and answer by the usage at the end of an answer."""
-    return max(map(int, _TOTAL.findall(end)), default=None)
 
 
 async def _exchanged(
