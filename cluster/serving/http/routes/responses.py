@@ -13,6 +13,7 @@ from cluster.serving.http.answer import Chunks, HttpAnswer
 from cluster.serving.http.routes.chat import ChatRequest, chat_requests
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import SpecDec, Usage
+from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.fields import (
     Empty,
     Labels,
@@ -24,14 +25,7 @@ from cluster.serving.protocol.fields import (
     optional,
 )
 from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
-from cluster.serving.protocol.messages import (
-    AssistantMessage,
-    ChatMessage,
-    PromptMessage,
-    TextOr,
-    joined,
-    text_only,
-)
+from cluster.serving.protocol.messages import MAX_MESSAGES, TextOr, joined, text_only
 from specdec_core.config import Temperature
 from specdec_core.tokens.statistics import Generation
 
@@ -63,13 +57,6 @@ class InputMessage(Part):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-
-    @property
-    def of_chat(self) -> ChatMessage:
-        text = joined(self.content)
-        if self.role == "assistant":
-            return AssistantMessage(role=self.role, content=text)
-        return PromptMessage(role=self.role, content=text)
 
 
 class ResponseSchema(Schema):
@@ -134,14 +121,18 @@ class ResponseRequest(Labels):
 
     @property
     def chat(self) -> ChatRequest:
-        """The same request as a chat."""
-        messages: list[ChatMessage] = []
+        """The same request as a chat. Raises :class:`ApiError` for too many messages."""
+        messages: list[Any] = []
         if self.instructions is not None:
-            messages.append(PromptMessage(role="system", content=self.instructions))
+            messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
-            messages.append(PromptMessage(role="user", content=self.input))
+            messages.append({"role": "user", "content": self.input})
         else:
-            messages += [message.of_chat for message in self.input]
+            messages += [{"role": m.role, "content": joined(m.content)} for m in self.input]
+        if len(messages) > MAX_MESSAGES:
+            raise ApiError(
+                f"input: at most {MAX_MESSAGES - 1} messages beside instructions", param="input"
+            )
         wanted: Any = self.text.format if self.text else None
         if isinstance(wanted, ResponseSchema):
             wanted = JsonSchema(type="json_schema", json_schema=wanted)

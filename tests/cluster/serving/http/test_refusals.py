@@ -18,6 +18,7 @@ CACHED = HINT | {"cache_control": {"type": "ephemeral"}}
 ADDED = "add_generation_prompt"
 REASONED = {"type": "reasoning", "id": "r", "summary": []}
 SHOWN = {"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}
+SAID = {"role": "user", "content": "hi"}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}
 
 
@@ -68,6 +69,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools", "chat/completions takes functions"),
     (RESPONSE, {"input": [REASONED]}, "input", "item of type reasoning"),
     (RESPONSE, {"input": [SHOWN]}, "input", "a part of type input_image is not supported"),
+    (RESPONSE, {"input": [SAID] * 1024, "instructions": "Be brief."}, "input", "at most 1023"),
 ]
 
 
