@@ -41,10 +41,7 @@ class Placed:
 
     def options(self, role: Literal["draft", "target"], rank: int = 0) -> dict[str, Any]:
         """Options of the one actor that may run on this device, for `ActorClass.options(...)`."""
-        try:
-            group, bundle = self.bundles[role, rank]
-        except KeyError:
-            raise ValueError(f"no device was placed for {role} {rank}") from None
+        group, bundle = self.bundles[role, rank]
         return {
             "num_cpus": 1,
             "num_gpus": int(self.kind == "GPU"),

@@ -35,9 +35,7 @@ class Prefixes:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._sent: dict[str, deque[list[int]]] = {}
-        self._turns: Counter[str] = (
-            Counter()
-        )  # submissions; of equals, the one with fewest is first
+        self._turns = Counter[str]()  # submissions; of equals, the one with fewest is first
 
     def choose(self, tokens: Sequence[int], load: Mapping[str, int]) -> Choice:
         """Where a sequence goes. `load` has the unfinished requests of each replica; replicas that

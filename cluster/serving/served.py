@@ -244,7 +244,10 @@ class ServedEngine(Served):
 
         def start() -> ServedEngine:
             engine.host.wait()
-            other = engine.another(self._spec(deployment.pair), deployment.configuration)
+            # With this engine's device and the data type of its target.
+            own, same = engine.pair.spec, deployment.pair == self.deployment.pair
+            spec = own if same else run_as(own, deployment.pair)
+            other = engine.another(spec, deployment.configuration)
             try:
                 if other.max_length < engine.max_length:
                     raise UserError(
@@ -265,11 +268,6 @@ class ServedEngine(Served):
         served.loop.open()
         served.loop.observer = self.loop.observer
         return served
-
-    def _spec(self, pair: PairSpec) -> PairSpec:
-        """`pair` with this engine's device and the data type of its target."""
-        own = self.loop.engine.pair.spec
-        return own if pair == self.deployment.pair else run_as(own, pair)
 
     async def finish(self) -> None:
         with suppress(RuntimeError):  # its process has ended

@@ -49,7 +49,7 @@ def count_all(
     done = {trial.id for trial in result.trials}
     record = _Record(result, folder, observer)
     counting = _Counting(plan, task, record)
-    started, before = time.perf_counter(), _replayed(result)
+    started, before = time.perf_counter(), sum(trial.replayed for trial in result.trials)
     if plan.configurations is None:
         search_alg, finished = _optuna(plan, task.profile, folder)
         total = plan.trials or 0
@@ -213,10 +213,6 @@ class _Record(tune.Callback):
         self.reason = reason
         self.observer.warned(f"{configuration.label} failed: {reason}")
         self.observer.step()
-
-
-def _replayed(result: SweepResult) -> int:
-    return sum(trial.replayed for trial in result.trials)
 
 
 def _summary(task: TrialTask, result: SweepResult, seconds: float, before: int) -> ReplaySummary:

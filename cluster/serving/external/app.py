@@ -21,7 +21,7 @@ from yarl import URL
 
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.external.metrics import ExternalMetrics
-from cluster.serving.external.process import ExternalServer
+from cluster.serving.external.process import LOOK, ExternalServer
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import ACCOUNT, Access
 from cluster.serving.http.answer import event, while_connected
@@ -74,7 +74,7 @@ class ExternalService(FleetService[Fleet[ExternalServer]]):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with super().running():
-            self.metrics.follow()
+            self.fleet.repeat(LOOK, self.metrics.look)
             yield
 
     def choose(self) -> ExternalServer:

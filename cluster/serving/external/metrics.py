@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cluster.serving.drift import Drift
-from cluster.serving.external.process import LOOK, ExternalServer
+from cluster.serving.external.process import ExternalServer
 from cluster.serving.fleet import Fleet
 from specdec_core.servers.completions import ACCEPTED, CANDIDATES
 
@@ -45,10 +45,6 @@ class ExternalMetrics(Collector):
         self._pages = await self._read()
         return generate_latest(self.registry)
 
-    def follow(self) -> None:
-        """Look at the servers' metrics, until the fleet is left."""
-        self._fleet.repeat(LOOK, self._look)
-
     async def _read(self) -> dict[str, str]:
         """The page of each server that answers, by its name."""
         servers = self._fleet.working
@@ -56,7 +52,7 @@ class ExternalMetrics(Collector):
         named = zip(servers, pages, strict=True)
         return {server.name: page for server, page in named if page is not None}
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         """Follow the tokens that each server counts, and the share of candidates that was accepted
         since the last look."""
         drafted = accepted = 0.0

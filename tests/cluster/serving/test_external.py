@@ -296,7 +296,7 @@ async def test_a_server_whose_metrics_do_not_answer_has_counted_nothing(
     monkeypatch.setattr("cluster.serving.external.process._ANSWER", 0.2)
     async with programs_server(tiny_spec, metrics) as server:
         server.worked = time.monotonic() - 1000
-        await ExternalMetrics(Fleet([server]))._look()
+        await ExternalMetrics(Fleet([server])).look()
         assert (server.idle > 900) == idle
         assert await server.probe() != idle
 
