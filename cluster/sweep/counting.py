@@ -18,6 +18,7 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
+from cluster.sweep.state import SweepState
 from cluster.sweep.trial import PROMPTS_DONE, Counted, CountTrial, TrialTask, group, grouped
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
@@ -34,24 +35,18 @@ NOTHING: dict[str, float] = {"memory": 1}  # a byte, as Tune takes no empty need
 ATTEMPTS = 3  # to count a configuration that is lost with a trial's process or node
 
 
-def count_all(
-    plan: ResolvedPlan,
-    task: TrialTask,
-    needs: dict[str, float],
-    result: SweepResult,
-    folder: SweepFolder,
-    observer: SweepObserver,
-) -> None:
-    """Count every configuration that `folder` does not hold yet; fills `result.trials` and
-    `.replay`. What is decoded runs in processes that need `needs`, or without any needs in a single
-    one, which has its models on the devices of a placement. Raises :class:`UserError`, with the
-    last reason, where none could be counted."""
+def count_all(sweep: SweepState, task: TrialTask, needs: dict[str, float]) -> None:
+    """Count every configuration that the sweep's folder does not hold yet; fills its result's
+    `.trials` and `.replay`. What is decoded runs in processes that need `needs`, or without any
+    needs in a single one, which has its models on the devices of a placement. Raises
+    :class:`UserError`, with the last reason, where none could be counted."""
+    plan, result, observer = sweep.plan, sweep.result, sweep.observer
     done = {trial.id for trial in result.trials}
-    record = _Record(result, folder, observer)
+    record = _Record(sweep)
     counting = _Counting(plan, task, record)
     started, before = time.perf_counter(), sum(trial.replayed for trial in result.trials)
     if plan.configurations is None:
-        search_alg, finished = _optuna(plan, task.profile, folder)
+        search_alg, finished = _optuna(plan, task.profile, sweep.folder)
         total = plan.trials or 0
         observer.stage("counting", total, done=len(done - {plan.autoregressive.id}))
         if total > finished:
@@ -139,7 +134,7 @@ class _Counting:
         trial = tune.with_parameters(CountTrial, task=self.task)
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
-            needs_room(self.record.folder.path, any_file=True),
+            needs_room(self.record.sweep.folder.path, any_file=True),
         ):
             tune.Tuner(
                 tune.with_resources(trial, needs or NOTHING),
@@ -166,9 +161,9 @@ class _Counting:
 class _Record(tune.Callback):
     """Saves each configuration's counts as they are finished. Errors in doing so end the sweep."""
 
-    def __init__(self, result: SweepResult, folder: SweepFolder, observer: SweepObserver) -> None:
-        self.result, self.folder, self.observer = result, folder, observer
-        self.saved = {trial.id for trial in result.trials}
+    def __init__(self, sweep: SweepState) -> None:
+        self.sweep = sweep
+        self.saved = {trial.id for trial in sweep.result.trials}
         self.lost: list[Configuration] = []
         self.reason = ""  # of the last error
         self.ids_failed: set[str] = set()
@@ -187,10 +182,8 @@ class _Record(tune.Callback):
                 continue
             if finished.id not in self.saved:  # Optuna may propose the same one twice
                 self.saved.add(finished.id)
-                self.observer.trial_finished(finished)
-                self.folder.add_trial(finished, counted.rounds)
-                self.result.trials.append(finished)
-            self.observer.step()
+                self.sweep.add(finished, counted.rounds)
+            self.sweep.observer.step()
         for configuration, reason in counted.failed:
             self.ids_failed.add(configuration.id)
             self.failed(configuration, reason)
@@ -211,8 +204,8 @@ class _Record(tune.Callback):
 
     def failed(self, configuration: Configuration, reason: str) -> None:
         self.reason = reason
-        self.observer.warned(f"{configuration.label} failed: {reason}")
-        self.observer.step()
+        self.sweep.observer.warned(f"{configuration.label} failed: {reason}")
+        self.sweep.observer.step()
 
 
 def _summary(task: TrialTask, result: SweepResult, seconds: float, before: int) -> ReplaySummary:

@@ -10,84 +10,76 @@ import pandas as pd
 
 from cluster.session import Remote
 from cluster.sweep.racing import FinalistRace
+from cluster.sweep.state import SweepState
 from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
 from specdec_core.search.estimates import correct, corrected
-from specdec_core.search.folder import SweepFolder
-from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import ResolvedPlan
-from specdec_core.search.results import SweepResult, Trial, by_estimate
+from specdec_core.search.results import Trial, by_estimate
 from specdec_core.tokens.statistics import Counts, rounds_frame
 
 NEAR_TIES = 0.05  # the largest share of a configuration's forwards that they can change
 
 
 def time_finalists(
-    plan: ResolvedPlan,
+    sweep: SweepState,
     measuring: Remote,
     requests: Sequence[Request],
     further: Sequence[Request],
-    result: SweepResult,
-    folder: SweepFolder,
-    observer: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
     """Time the finalists on the prompts, and where the choice is not clear on `further` ones; count
-    autoregressive decoding. Fills `result.timings`, `.race` and `.champion`. Returns the rounds of
-    finalists that had only been replayed."""
-    contestants = [plan.autoregressive, *_finalists(plan, result, observer)]
+    autoregressive decoding. Fills the result's `.timings`, `.race` and `.champion`. Returns the
+    rounds of finalists that had only been replayed."""
+    plan, result = sweep.plan, sweep.result
+    contestants = [plan.autoregressive, *_finalists(sweep)]
     race = FinalistRace(contestants, requests, further, measuring, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
-        _count(race, result, folder, observer)
+        _count(race, sweep)
         return choose_challengers(result.trials, taken, plan.allow_lossy)
 
-    result.race = summary = race.run(challengers, plan.repeats, observer)
+    result.race = summary = race.run(challengers, plan.repeats, sweep.observer)
     result.champion = summary.champion
-    _count(race, result, folder, observer)
+    _count(race, sweep)
     correct(result.trials, race.taken())
     result.autoregressive, *result.timings = map(race.timing, race.contestants)
     for timing in (result.autoregressive, *result.timings):
         tied = timing.config_id in summary.in_question
         timing.tied_with_champion = tied and timing.config_id != summary.champion
-    return _compare(race, result, observer)
+    return _compare(race, sweep)
 
 
-def _finalists(
-    plan: ResolvedPlan, result: SweepResult, observer: SweepObserver
-) -> list[Configuration]:
+def _finalists(sweep: SweepState) -> list[Configuration]:
     """The configurations to time: the best that may win."""
-    chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
-    lossy = {m for t in result.trials for m in t.configuration.lossy_methods}
+    plan, trials = sweep.plan, sweep.result.trials
+    chosen = choose_finalists(trials, plan.finalists, plan.allow_lossy)
+    lossy = {m for t in trials for m in t.configuration.lossy_methods}
     if kept_out := sorted(lossy - set(plan.allow_lossy)):
         names = ", ".join(kept_out)
-        observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
+        sweep.observer.warned(
+            f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])"
+        )
     return [trial.configuration for trial in chosen]
 
 
-def _count(
-    race: FinalistRace, result: SweepResult, folder: SweepFolder, observer: SweepObserver
-) -> None:
+def _count(race: FinalistRace, sweep: SweepState) -> None:
     """Count the configurations that only the race decodes: autoregressive decoding."""
-    counted = {trial.id for trial in result.trials}
+    counted = {trial.id for trial in sweep.result.trials}
     for uncounted in (c for c in race.contestants if c.id not in counted):
         generations = race.generations(uncounted)
-        trial = assess(uncounted, generations, result.profile)
-        observer.trial_finished(trial)
+        trial = assess(uncounted, generations, sweep.result.profile)
         rounds = rounds_frame(generations, config_id=trial.id)
-        folder.add_trial(trial, rounds.to_parquet(index=False))
-        result.trials.append(trial)
+        sweep.add(trial, rounds.to_parquet(index=False))
 
 
 def _forwards(counts: Counts) -> int:
     return counts.n_draft + counts.n_target
 
 
-def _compare(
-    race: FinalistRace, result: SweepResult, observer: SweepObserver
-) -> dict[str, pd.DataFrame]:
-    """Compare the live counts of replayed finalists with their replayed counts; fills
-    `result.replay`. Returns their rounds."""
+def _compare(race: FinalistRace, sweep: SweepState) -> dict[str, pd.DataFrame]:
+    """Compare the live counts of replayed finalists with their replayed counts; fills the result's
+    `.replay`. Returns their rounds."""
+    result = sweep.result
     replayed = [c for c in race.contestants if result.trial(c.id).replayed]
     expected = {c: Counts(**result.trial(c.id).counts) for c in replayed}
     live = {c: Counts.of(race.generations(c)) for c in replayed}
@@ -103,7 +95,7 @@ def _compare(
     # Near-ties between tokens flip in less than float32.
     exact = {result.profile.target_dtype, result.profile.draft_dtype} == {"float32"}
     if doubtful := [c for c, d in deviations.items() if exact or d > NEAR_TIES]:
-        observer.warned(
+        sweep.observer.warned(
             f"replayed and live counts differ for {', '.join(c.label for c in doubtful)}; is the "
             "recording of these models and this machine?"
         )

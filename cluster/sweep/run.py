@@ -27,6 +27,7 @@ from cluster.sweep.alone import alone
 from cluster.sweep.counting import count_all
 from cluster.sweep.finalists import time_finalists
 from cluster.sweep.measuring import open_measuring
+from cluster.sweep.state import SweepState
 from cluster.sweep.trial import TrialTask
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
@@ -126,10 +127,9 @@ def pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None
     return pair
 
 
-class _Sweep:
-    """A running sweep and the values that its stages share."""
+class _Sweep(SweepState):
+    """A running sweep. Its result is there from :meth:`begin` on."""
 
-    result: SweepResult
     profile: Profile
     requests: tuple[Request, ...]
     further: tuple[Request, ...]  # beyond the sweep's, for a race that they may decide
@@ -262,7 +262,7 @@ class _Sweep:
         placement."""
         if self.gpus or self.plan.cluster:  # which the idle process would keep from the trials
             self.loaded.close()
-        count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)
+        count_all(self, self.task, self.needs)
         if self.replay is not None:
             self.result.oracles = recorded_oracles(self.replay, self.profile)
 
@@ -278,31 +278,17 @@ class _Sweep:
 
         def choose_live() -> None:
             if self.result.champion is None:
-                self._time_finalists(self.measuring)
+                timed = time_finalists(self, self.measuring, self.requests, self.further)
+                self._write_rounds(timed)
+                if self.plan.workload is not None:  # more is to come
+                    self.folder.save_timed(self.result)
             self._choose_for_load(self.measuring)
 
         self._measure_alone(choose_live)
 
-    def _time_finalists(self, measuring: Remote) -> None:
-        """Time finalists for one request at a time, and keep the outcome where more is to come."""
-        timed = time_finalists(
-            self.plan,
-            measuring,
-            self.requests,
-            self.further,
-            self.result,
-            self.folder,
-            self.observer,
-        )
-        self._write_rounds(timed)
-        if self.plan.workload is not None:
-            self.folder.save_timed(self.result)
-
     def _choose_for_load(self, measuring: Remote | None) -> None:
         if self.replay is not None:
-            choose_for_workload(
-                self.plan, self.replay, measuring, self.result, self.folder, self.observer
-            )
+            choose_for_workload(self, self.replay, measuring)
 
     def _write_rounds(self, timed: Mapping[str, pd.DataFrame]) -> None:
         """Write the rounds of notable trials. `timed` has the rounds of finalists that were decoded

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from cluster.session import Remote
+from cluster.sweep.state import SweepState
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration
 from specdec_core.recordings.replay import Replay
-from specdec_core.search.folder import SweepFolder
 from specdec_core.search.load.answers import configurations_by_load
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.decoded import (
@@ -21,28 +21,20 @@ from specdec_core.search.load.decoded import (
 )
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.traffic import Traffic
-from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import ResolvedPlan
-from specdec_core.search.results import SweepResult, by_estimate
+from specdec_core.search.results import by_estimate
 from specdec_core.tokens.statistics import rounds_frame
 
 
-def choose_for_workload(
-    plan: ResolvedPlan,
-    replay: Replay,
-    measuring: Remote | None,
-    result: SweepResult,
-    folder: SweepFolder,
-    observer: SweepObserver,
-) -> None:
+def choose_for_workload(sweep: SweepState, replay: Replay, measuring: Remote | None) -> None:
     """Choose a configuration for each load of the plan's workload, from the counted ones, by
-    replayed or decoded rounds. Fills `result.under_load`, and adds the configuration for all loads
-    to `result.trials`. Without a measuring process, for another machine, the choice is by
+    replayed or decoded rounds. Fills the result's `.under_load`, and adds the configuration for all
+    loads to its `.trials`. Without a measuring process, for another machine, the choice is by
     simulation alone."""
+    plan, result, folder, observer = sweep.plan, sweep.result, sweep.folder, sweep.observer
     if plan.workload is None:
         return
     may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win(plan.allow_lossy)]
-    replay = _with_decoded(replay, may_win, measuring, result, folder, observer)
+    replay = _with_decoded(sweep, replay, may_win, measuring)
     candidates = [each for each in may_win if can_simulate(replay, each)]
     if left_out := [each.label for each in may_win if each not in candidates]:
         observer.warned(f"not simulated, so chosen for no load: {', '.join(left_out)}")
@@ -71,17 +63,15 @@ def choose_for_workload(
 
 
 def _with_decoded(
+    sweep: SweepState,
     replay: Replay,
     candidates: Sequence[Configuration],
     measuring: Remote | None,
-    result: SweepResult,
-    folder: SweepFolder,
-    observer: SweepObserver,
 ) -> Replay:
     """The replay with the rounds of the candidates that cannot be replayed. The rounds of a
     candidate were decoded to count it. A range of a schedule that is no candidate is decoded by
     the measuring process; without one the schedule is left out."""
-    counted = {t.id for t in result.trials if t.finished and not t.replayed}
+    counted = {t.id for t in sweep.result.trials if t.finished and not t.replayed}
     if measuring is None:
         candidates = [
             each
@@ -99,7 +89,7 @@ def _with_decoded(
 
     def rounds(configuration: Configuration) -> pd.DataFrame:
         if configuration.id in counted:
-            return folder.rounds(configuration.id)
+            return sweep.folder.rounds(configuration.id)
         return kept(configuration)
 
-    return with_decoded(replay, candidates, rounds, observer)
+    return with_decoded(replay, candidates, rounds, sweep.observer)

@@ -14,6 +14,7 @@ from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep import counting
 from cluster.sweep.counting import count_all
+from cluster.sweep.state import SweepState
 from cluster.sweep.trial import Counted, grouped
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -117,7 +118,7 @@ def count(folder, tell, trial=IdleTrial):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "CountTrial", trial)
-        count_all(PLAN, IdleTask(0.1), {"CPU": 1}, result, own, tell)
+        count_all(SweepState(PLAN, result, own, tell), IdleTask(0.1), {"CPU": 1})
     return result
 
 
