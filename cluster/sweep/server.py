@@ -94,8 +94,9 @@ def run_server_sweep(
     race = race.model_copy(update={"pair": pair.spec})
     with ExitStack() as held:
         scratch = Path(held.enter_context(TemporaryDirectory()))
-        workload = race.workload(prompts, pair)
-        sweep = ServerStages(plan, race, server, pair, folder, cores, workload, observer, scratch)
+        sweep = ServerStages(
+            plan, race, server, pair, folder, cores, prompts, command, observer, scratch
+        )
         expressed = sweep.express(plan.configurations or ())
         held.enter_context(folder.lock())
         remember(home)
@@ -107,7 +108,7 @@ def run_server_sweep(
         weights = weights_here(plan.pair, plan.samples)
         folder.keep_weights(weights or recording.header.fingerprints)
         profile = sweep.profile(recording)
-        result = sweep.run(recording, profile, expressed, prompts, command)
+        result = sweep.run(recording, profile, expressed)
         result.others_raced = others_raced
         result.save(folder.path)
         for parts in sweep.kept:

@@ -46,7 +46,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.load.decoded import can_simulate
-from specdec_core.search.load.records import LoadRecord, LoadRequest
+from specdec_core.search.load.records import LoadRecord
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.nearest import replayable
 from specdec_core.search.plan import ResolvedPlan
@@ -72,11 +72,15 @@ class ServerStages:
     pair: Pair
     folder: SweepFolder
     cores: Cores
-    workload: list[LoadRequest]
+    prompts: list[Prompt]  # of the races
+    command: str  # that started the sweep
     observer: Observer
     scratch: Path  # for the files of servers that run
     kept: list[Parts[LoadRecord]] = field(default_factory=list)  # of the races
     unread: dict[str | None, str] = field(default_factory=dict)  # drafts, with the reasons
+
+    def __post_init__(self) -> None:
+        self.workload = self.race.workload(self.prompts, self.pair)
 
     def contestant(self, mode: Mode) -> ServerContestant:
         needed = mode.autoregressive  # all are compared with it
@@ -181,14 +185,7 @@ class ServerStages:
         plain = self.contestant(self.modes[0])
         return measured >= max(wanted) and _release(plain.row.version) in profile.device
 
-    def run(
-        self,
-        recording: Recording,
-        profile: Profile,
-        expressed: Expressed,
-        prompts: Sequence[Prompt],
-        command: str,
-    ) -> ServerSweep:
+    def run(self, recording: Recording, profile: Profile, expressed: Expressed) -> ServerSweep:
         """Rank, race and choose."""
         server, loads = self.server, self.race.loads
         own = {c.id: mode for mode in self._defaults() if (c := mode.configuration) is not None}
@@ -197,12 +194,12 @@ class ServerStages:
         modes = joined(self._defaults(), self._finalists(simulated, profile, known))
         first, repeats = None, max(self.race.repeats - 1, 1)
         if self.race.repeats > 1:
-            first = self._race("first runs", modes, prompts, command, repeats=1)
+            first = self._race("first runs", modes, repeats=1)
             simulated = as_served(simulated, first, known)
             chosen = self._finalists(simulated, profile, known)
             modes = after_first_runs(modes, self._defaults(), first.rows, loads, chosen)
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
-        race = self._race("settings", modes, prompts, command, repeats)
+        race = self._race("settings", modes, repeats)
         configurations = _configurations(modes)
         rows = race.may_win()
         winner, best = best_of_all(rows, loads), best_by_load(rows, loads)
@@ -213,7 +210,7 @@ class ServerStages:
             again = {race.autoregressive().name, default.name, winner.name, joint.name}
             modes.append(joint)
             raced = [mode for mode in modes if mode.name in again]
-            table = self._race("table", raced, prompts, command, repeats)
+            table = self._race("table", raced, repeats)
             winner = best_of_all(table.may_win(), loads)
         mode = next(each for each in modes if each.name == winner.name)
         usage, started = self._written(mode)
@@ -261,18 +258,11 @@ class ServerStages:
             return mode
         return self.server.plug_in_mode(mode.plug_in.priced(profile), mode.name)
 
-    def _race(
-        self,
-        what: str,
-        modes: Sequence[Mode],
-        prompts: Sequence[Prompt],
-        command: str,
-        repeats: int,
-    ) -> ServerRace:
+    def _race(self, what: str, modes: Sequence[Mode], repeats: int) -> ServerRace:
         """The server in these modes under each load. Runs that are on disk are not made again."""
-        started, facts = datetime.now(UTC), environment()
+        started, facts, given = datetime.now(UTC), environment(), self.plan.prompts
         race = self.race.model_copy(update={"repeats": repeats})
-        asked = PromptSet.of(self.plan.prompts.source, prompts, self.plan.prompts.chat_template)
+        asked = PromptSet.of(given.source, self.prompts, given.chat_template)
         contestants = [self.contestant(mode) for mode in modes]
         settings = [dict(mode.settings) for mode in modes]
         weights = self.folder.weights() or {}
@@ -295,7 +285,7 @@ class ServerStages:
         return ServerRace(
             name=self.folder.name,
             started=started,
-            command=command,
+            command=self.command,
             pair=self.pair.spec,
             prompts=asked,
             max_new_tokens=self.race.max_new_tokens,
