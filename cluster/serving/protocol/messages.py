@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from cluster.serving.protocol.errors import conflict
 from cluster.serving.protocol.fields import Part, neutral
-from cluster.serving.protocol.tools import MAX_TOOLS, Tool, ToolCall
+from cluster.serving.protocol.tools import MAX_TOOLS, NamedTool, Tool, ToolCall
 from specdec_core.prompts.prompt import Message
 
 MAX_MESSAGES = 1024
@@ -149,11 +149,15 @@ class Rendered(Part):
         f"at most {MAX_TOOLS} functions, each with a name and perhaps a description and"
         " parameters; other tools are not supported"
     )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = neutral(
+        '"none", "auto", "required" or {"type": "function", "function": {"name": …}}; others are'
+        " not supported"
+    )
 
     @property
     def offered(self) -> list[Tool]:
         """The tools that the model may call."""
-        return self.tools or []
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def has_only_text(self) -> bool:

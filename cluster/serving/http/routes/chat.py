@@ -56,10 +56,6 @@ class ChatRequest(Rendered, GenerationRequest, Labels):
     max_tokens: NewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = neutral(
-        '"none", "auto", "required" or {"type": "function", "function": {"name": …}}; others are'
-        " not supported"
-    )
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     # Fields with neutral values, which clients send.
@@ -100,11 +96,6 @@ class ChatRequest(Rendered, GenerationRequest, Labels):
     @property
     def tops(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def offered(self) -> list[Tool]:
-        """The tools that the model may call."""
-        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def required(self) -> list[Tool]:
