@@ -5,17 +5,14 @@ The settings of each kind of drafter and length policy are in the kind's module
 """
 
 from specdec_core.config.base import (
-    READ,
     Document,
     Stored,
     Value,
-    describe,
     identity,
     load_yaml,
     overridden,
     parse,
     parse_json,
-    with_read,
 )
 from specdec_core.config.chosen import PairConfiguration
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration, costless
@@ -35,7 +32,7 @@ from specdec_core.config.drafters import (
 )
 from specdec_core.config.kinds import add_drafter, add_policy, run_time
 from specdec_core.config.labels import distinct_labels
-from specdec_core.config.pair import DType, PairSpec, RunnerSettings, draft_named
+from specdec_core.config.pair import PairSpec, RunnerSettings, draft_named
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
     CANDIDATES,
@@ -57,7 +54,6 @@ __all__ = [
     "CANDIDATES",
     "MOST_NODES",
     "MOST_TOKENS",
-    "READ",
     "AnyChain",
     "AnyDrafter",
     "AnyLookup",
@@ -67,7 +63,6 @@ __all__ = [
     "ChainSettings",
     "Configuration",
     "Costs",
-    "DType",
     "Document",
     "DraftPlacement",
     "DrafterSettings",
@@ -94,7 +89,6 @@ __all__ = [
     "add_drafter",
     "add_policy",
     "costless",
-    "describe",
     "distinct_labels",
     "draft_named",
     "identity",
@@ -103,5 +97,4 @@ __all__ = [
     "parse",
     "parse_json",
     "run_time",
-    "with_read",
 ]

@@ -27,6 +27,9 @@ class Value(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
 
 class Document(BaseModel):
     """A value that is written to disk as JSON and read again, NaN and infinities too; it rejects
@@ -62,7 +65,10 @@ def identity(value: BaseModel, placeless: bool = False) -> str:
     wherever what it reads (:data:`READ`) lies."""
     content = value.model_dump(mode="json")
     if placeless:
-        content = with_read(content, lambda _, name: _name(name))
+        content = with_read(
+            content,
+            lambda _, place: Path(place.removeprefix("bundled:")).name.removesuffix(".json"),
+        )
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
@@ -79,10 +85,6 @@ def with_read(part: Any, change: Callable[[str, str], str]) -> Any:
         else with_read(value, change)
         for key, value in part.items()
     }
-
-
-def _name(place: str) -> str:
-    return Path(place.removeprefix("bundled:")).name.removesuffix(".json")
 
 
 def parse(kind: type[T], value: Any, source: str) -> T:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config.base import Value, load_yaml, parse
@@ -36,9 +34,6 @@ class PairConfiguration(Value):
         """Raises :class:`UserError`, naming `source`, where the pair lacks a draft model that the
         configuration needs."""
         self.configuration.check_drafts(self.pair.drafts, f"{source}: configuration")
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def save(self, path: Path) -> Path:
         return write_atomically(path, self.to_yaml())

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import model_validator
 
 from specdec_core.config.base import Value, identity
@@ -142,10 +141,6 @@ class Configuration(Value):
         """The configuration with the draft model `name` wherever it names none."""
         return self.model_copy(update={"drafter": _with_draft(self.drafter, name)})
 
-    def foreign_draft(self, names: Collection[str]) -> str | None:
-        """A draft model that it names and that is not among `names`, or None."""
-        return next((draft for draft in self.drafts if draft not in (None, *names)), None)
-
     def check_drafts(self, names: Collection[str], where: str) -> None:
         """Raises :class:`UserError`, naming `where`, for a draft model that it needs and a pair
         with the drafts `names` lacks."""
@@ -187,9 +182,6 @@ class Configuration(Value):
     def by(self, arm: int | None) -> Configuration:
         """The configuration of a round that a bandit's `arm` proposed for; None: itself."""
         return self.model_copy(update={"drafter": self.drafter and self.drafter.chosen(arm)})
-
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 def costless(drafter: Any) -> Any:

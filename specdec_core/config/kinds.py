@@ -233,17 +233,15 @@ def _settings(place: str, kind: str) -> type[KindSettings]:
             and "kind" in settings.model_fields
             and settings.model_fields["kind"].default == kind
         ):
-            _check(settings)
+            unset = {name for name in settings.__class_vars__ if not hasattr(settings, name)}
+            if missing := ", ".join(sorted(settings.__abstractmethods__ | unset)):
+                raise TypeError(
+                    f"{settings.__module__}: {settings.__name__} does not say its {missing}"
+                )
             return settings
     raise TypeError(
         f"{module.__name__}: no settings with kind: Literal[{kind!r}] = {kind!r} for kind {kind}"
     )
-
-
-def _check(settings: type[KindSettings]) -> None:
-    unset = {name for name in settings.__class_vars__ if not hasattr(settings, name)}
-    if missing := ", ".join(sorted(settings.__abstractmethods__ | unset)):
-        raise TypeError(f"{settings.__module__}: {settings.__name__} does not say its {missing}")
 
 
 def _add(table: dict[str, str], kind: str, place: str) -> None:

@@ -131,10 +131,12 @@ def rank(
 def replayable(replay: Replay, profile: Profile, option: Configuration) -> bool:
     """Whether a recording and a profile have the drafts of a configuration, and can estimate it."""
     recorded = replay.header.pair.drafts
-    if option.foreign_draft(recorded) is not None:
-        return False
     drafts = option.drafts_of(recorded)
-    return drafts.keys() <= profile.drafts.keys() and replay.can(option)
+    return (
+        {*option.drafts} <= {None, *recorded}
+        and drafts.keys() <= profile.drafts.keys()
+        and replay.can(option)
+    )
 
 
 def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:

@@ -11,7 +11,8 @@ from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import present_path
-from specdec_core.config import Configuration, PairSpec, with_read
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.config.base import with_read
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.models.eagle.exported import exported_head
@@ -25,7 +26,7 @@ from specdec_core.models.reduced_draft.exported import exported_draft
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.servers.server import DraftFile, Models, Server
 
-# Finds what a configuration reads beside its models, by the keys of :data:`config.READ`.
+# Finds what a configuration reads beside its models, by the keys of :data:`config.base.READ`.
 READ_AT: dict[str, Callable[[str], Path]] = {
     "head": resolve_head,
     "state": find_state,

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import READ, Configuration, Sampling
+from specdec_core.config import Configuration, Sampling
+from specdec_core.config.base import READ
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.states import save_state
