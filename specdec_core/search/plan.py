@@ -187,41 +187,30 @@ class ResolvedPlan(SweepSettings):
         if self.workload is not None and self.workload.trace is not None:
             read_trace(self.workload.trace)
         for configuration in self.samples:
-            self._check(configuration, source)
-        if self.drafts_apart:
-            self._check_asynchronous(source)
-        # Timed, they would be beaten by autoregressive decoding.
-        if self.profile is not None and (lossy := self._lossy_alone()):
-            names = ", ".join(sorted(lossy))
-            raise UserError(
-                f"{source}: search: only lossy methods, of which none may be the best unless "
-                f"it is allowed by name (allow_lossy: [{names}])"
-            )
-
-    def _check_asynchronous(self, source: str) -> None:
-        if self.cluster is None or not self.cluster.draft.devices:
+            if configuration.sampling != self.sampling:
+                raise UserError(
+                    f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
+                    "sweep's own; a sweep compares configurations of one sampling, given at the top"
+                )
+            configuration.check_drafts(self.pair.drafts, f"{source}: search: drafter.draft")
+        if self.drafts_apart and (self.cluster is None or not self.cluster.draft.devices):
             raise UserError(
                 f"{source}: search: pearl drafts on a device of its own: say which, with --cluster"
                 " and a placement that has one for the draft"
             )
-        if self.profile is not None:
+        if self.drafts_apart and self.profile is not None:
             raise UserError(
                 f"{source}: search: what pearl does depends on time, so it is measured on its"
                 " devices: no other machine's profile"
             )
-
-    def _lossy_alone(self) -> frozenset[str]:
-        """The lossy methods that are not allowed to win, if every configuration has one."""
-        unallowed = [c.lossy_methods - set(self.allow_lossy) for c in self.samples]
-        return frozenset().union(*unallowed) if all(unallowed) else frozenset()
-
-    def _check(self, configuration: Configuration, source: str) -> None:
-        if configuration.sampling != self.sampling:
+        # Timed, they would be beaten by autoregressive decoding.
+        lossy = [c.lossy_methods - set(self.allow_lossy) for c in self.samples]
+        if self.profile is not None and all(lossy):
+            names = ", ".join(sorted(frozenset[str]().union(*lossy)))
             raise UserError(
-                f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
-                "sweep's own; a sweep compares configurations of one sampling, given at the top"
+                f"{source}: search: only lossy methods, of which none may be the best unless "
+                f"it is allowed by name (allow_lossy: [{names}])"
             )
-        configuration.check_drafts(self.pair.drafts, f"{source}: search: drafter.draft")
 
 
 class Plan(SweepSettings):
