@@ -137,42 +137,36 @@ class Recorder:
             forced = _forced(self.engine.target, prompt, output)
             p = self._distributions(torch.cat([logits for logits, _ in forced]))
             if self.heads:
-                features = self._features(len(prompt) + len(output) - 1)
+                target, length = self.engine.target, len(prompt) + len(output) - 1
+                assert isinstance(target, LocalRunner), "a head is recorded beside its target"
+                features = target.features([0] * length, range(length))
         for name, head in self.heads.items():
             assert features is not None  # the server's, without an engine
-            draw, rows = _DraftTokens(self, request, len(prompt)), self._rows(name, request)
+            draw, rows = _DraftTokens(self, request), self._rows(name, request)
             for chain in head.chains(prompt, output, features, self._distributions, draw):
                 t, tokens, q, hidden = chain.position, chain.tokens, chain.q, chain.hidden
                 here = None if p is None else p[t : t + 1]
                 compared = _compare(here, q[:1], tokens[:1], output[t : t + 1])
-                rows.add([t], 0, tokens[:1], q[:1], hidden[:1], compared)
+                rows.add([t], tokens[:1], q[:1], hidden[:1], compared)
                 if len(tokens) > 1 and t < rows.known:
-                    rows.add([t] * (len(tokens) - 1), 1, tokens[1:], q[1:], hidden[1:], None)
+                    rows.add([t] * (len(tokens) - 1), tokens[1:], q[1:], hidden[1:])
             yield f"{DRAFTS}/{name}", rows.table(number)
         for name, runner in self.drafts.items():
-            draw = _DraftTokens(self, request, len(prompt))
-            rows = self._rows(name, request)
+            draw, rows = _DraftTokens(self, request), self._rows(name, request)
             chunks = list(_forced(runner, prompt, output))
             q = self._distributions(torch.cat([logits for logits, _ in chunks]))
             hidden = torch.cat([states for _, states in chunks if states is not None])
             drafted = draw(q, range(len(output)))
             compared = _compare(p, q, drafted, output)
-            rows.add(range(len(output)), 0, drafted, q, hidden, compared)
+            rows.add(range(len(output)), drafted, q, hidden, compared)
             if self.header.continuations:
-                self._continue(runner, draw, rows, len(prompt), output, drafted)
+                self._continue(runner, draw, rows, output, drafted)
             yield f"{DRAFTS}/{name}", rows.table(number)
             if self.header.mixing:
                 yield (
                     f"{EXAMPLES}/{name}",
                     self._examples(runner, number, request, output, drafted, rows.known, p, q),
                 )
-
-    def _features(self, length: int) -> Tensor:
-        """The target's, of the first `length` tokens in its row 0."""
-        assert self.engine is not None
-        target = self.engine.target
-        assert isinstance(target, LocalRunner), "a head is recorded beside its target"
-        return target.features([0] * length, range(length))
 
     def _rows(self, draft: str, request: Request) -> _Rows:
         positions = self.header.short_drafts.get(draft, sys.maxsize)
@@ -188,7 +182,6 @@ class Recorder:
         runner: ModelRunner,
         draw: _DraftTokens,
         rows: _Rows,
-        prompt_tokens: int,
         output: Sequence[int],
         drafted: Sequence[int],
     ) -> None:
@@ -203,11 +196,11 @@ class Recorder:
         starts = [start for start in starts if start.most > 0]
         for first in range(0, len(starts), _BRANCHES):
             batch = starts[first : first + _BRANCHES]
-            held = [prompt_tokens + start.position - 1 for start in batch]
+            held = [draw.prompt_tokens + start.position - 1 for start in batch]
             runner.fork(0, range(1, 1 + len(batch)), held)
             for chain in draft_chains(runner, batch, ends, self._distributions, draw):
                 places = [chain.position - 1] * len(chain.tokens)
-                rows.add(places, 1, chain.tokens, chain.q, chain.hidden, None)
+                rows.add(places, chain.tokens, chain.q, chain.hidden)
 
     def _examples(
         self,
@@ -267,9 +260,9 @@ def _forced(
 class _DraftTokens:
     """Draws draft tokens from the draft's distributions at positions of the output."""
 
-    def __init__(self, recorder: Recorder, request: Request, prompt_tokens: int) -> None:
+    def __init__(self, recorder: Recorder, request: Request) -> None:
         self.sampling = recorder.header.sampling
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = len(request.tokens)
         self.stream = RandomStream(request.seed, recorder.vocab_size)
         self.stream.uniform = random.Random(f"{request.seed}:draft").random
 
@@ -316,16 +309,15 @@ class _Rows:
     def add(
         self,
         positions: Sequence[int],
-        first_step: int,
         tokens: Sequence[int],
         q: Tensor,
         hidden: Tensor,
-        compared: dict[str, Tensor] | None,
+        compared: dict[str, Tensor] | None = None,
     ) -> None:
-        """Tokens drafted from `q` (n, vocabulary): the tokens of the trajectory (`first_step` 0),
-        or the tokens of one continuation, with steps that count up from `first_step`."""
+        """Tokens drafted from `q` (n, vocabulary): tokens of the trajectory, `compared` with the
+        target's, or else the tokens of one continuation."""
         n = len(tokens)
-        steps = np.zeros(n, int) if compared is not None else np.arange(n) + first_step
+        steps = np.zeros(n, int) if compared is not None else np.arange(n) + 1
         chosen = torch.tensor(tokens, device=q.device)[:, None]
         top = q.topk(min(self.top_k, q.shape[1]), dim=-1).values
         top = torch.nn.functional.pad(top, (0, self.top_k - top.shape[1]))

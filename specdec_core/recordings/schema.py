@@ -147,7 +147,11 @@ def write_shard(shard: Shard, folder: Path, number: int) -> None:
         with atomic_path(shard_file(folder, part, number)) as path:
             # Floats hardly repeat: their bytes, sorted by place, compress better than a dictionary.
             table = shard[part]
-            integers = [f.name for f in table.schema if not _is_float(f.type)]
+            integers = [
+                f.name
+                for f in table.schema
+                if not pa.types.is_floating(getattr(f.type, "value_type", f.type))
+            ]
             vectors = [
                 f"{n}.list.element" for n in ("hidden", "top_probs") if n in table.schema.names
             ]
@@ -158,10 +162,6 @@ def write_shard(shard: Shard, folder: Path, number: int) -> None:
                 use_dictionary=integers,
                 use_byte_stream_split=vectors,
             )
-
-
-def _is_float(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(getattr(kind, "value_type", kind)))
 
 
 def shards(folder: Path) -> list[int]:
