@@ -18,3 +18,6 @@ class Observer:
 
     def warned(self, message: str) -> None:
         """Something is wrong that does not stop the work."""
+
+
+SILENT = Observer()  # follows work that nothing looks at

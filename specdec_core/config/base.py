@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.files import write_atomically
+from specdec_core.base.names import digest_name
 from specdec_core.config.expected import expected, written
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def identity(value: BaseModel, placeless: bool = False) -> str:
             lambda _, place: Path(place.removeprefix("bundled:")).name.removesuffix(".json"),
         )
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    return digest_name(canonical)[:10]
 
 
 def with_read(part: Any, change: Callable[[str, str], str]) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from specdec_core.base.environment import machine
-from specdec_core.base.observer import Observer
+from specdec_core.base.names import digest_name
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile, policy_key
@@ -23,7 +23,7 @@ def forward_times(
     pair: PairSpec,
     configurations: Sequence[Configuration],
     profile: Path | None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     weights: Mapping[str, str] | None = None,
 ) -> Profile:
     """The times of the file `profile`, or of the workspace for the pair, with concrete data types
@@ -40,7 +40,6 @@ def forward_times(
     measured = times.policies if times else {}
     missing = [c for c in configurations if _policies(pair, c) - measured.keys()]
     if times is None or missing:
-        observer = observer or Observer()
         observer.stage(f"loading {pair.name}")
         loaded = load_pair(pair)
         times = times or profile_pair(loaded, observer=observer)
@@ -82,9 +81,8 @@ def workspace_profile(
     prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
     content = json.dumps([_FORMAT, prints, run, list(machine().values())], sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()
     name = pair.name if elsewhere is None else f"{pair.name}-{elsewhere}"
-    return workspace() / "profiles" / f"{name}-{digest[:8]}.json"
+    return workspace() / "profiles" / f"{name}-{digest_name(content)[:8]}.json"
 
 
 def origin(times: Profile, profile: Path | None) -> str:

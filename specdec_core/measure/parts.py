@@ -115,7 +115,8 @@ class Parts(Generic[Item]):
     @property
     def times(self) -> list[datetime]:
         """When each kept run ended, in order."""
-        return sorted(datetime.fromtimestamp(p.stat().st_mtime, UTC) for p in self._runs())
+        runs = self.folder.glob("*-*.json")
+        return sorted(datetime.fromtimestamp(run.stat().st_mtime, UTC) for run in runs)
 
     def remove(self) -> None:
         """Forget the runs."""
@@ -124,6 +125,3 @@ class Parts(Generic[Item]):
     @property
     def _content(self) -> TypeAdapter[list[Item]]:
         return TypeAdapter(list[self.kind])  # type: ignore[name-defined]  # known here alone
-
-    def _runs(self) -> list[Path]:
-        return list(self.folder.glob("*-*.json"))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings
 from specdec_core.cost.forward import ForwardCost, Measurement
 from specdec_core.cost.profile import Profile, policy_key
@@ -43,7 +43,7 @@ def profile_pair(
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] | None = None,
     repeats: int = 7,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Profile:
     """Measure forwards of every model of `pair` at every width, context and batch, fit them, and
     measure what the engine adds.
@@ -59,33 +59,39 @@ def profile_pair(
         contexts = [context for context in CONTEXTS if context <= room] or [max(room, 1)]
     most = math.inf if batches else max(_MOST_TOKENS, max(widths))
     batches = batches or BATCHES
-    _check_sizes(widths, contexts, batches, repeats, pair.max_length)
-    observer = observer or Observer()
-    once = partial(_profile, pair, widths, contexts, batches, most, repeats, observer)
-    return again_if_lost(once, observer)
-
-
-def _profile(
-    pair: Pair,
-    widths: Sequence[int],
-    contexts: Sequence[int],
-    batches: Sequence[int],
-    most: float,
-    repeats: int,
-    observer: Observer,
-) -> Profile:
-    """Forwards of at most `most` tokens, but for the smallest width."""
-    runners = {_TARGET: pair.open_runner(None, max(batches))}
-    runners |= {name: pair.open_alone(name, max(batches)) for name in pair.drafts}
+    sizes = {"widths": widths, "contexts": contexts, "batches": batches, "repeats": (repeats,)}
+    for name, values in sizes.items():
+        if min(values) < 1:
+            raise UserError(f"profile {name} must be at least 1 (got {min(values)})")
+    if max(contexts) > room:
+        raise UserError(
+            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
+            f" {pair.max_length} that the pair can hold"
+        )
     shapes = [
         (width, batch)
         for batch in sorted(set(batches))
         for width in sorted(set(widths))
         if width * batch <= most or width == min(widths)
     ]
+    once = partial(_profile, pair, shapes, sorted(set(contexts)), repeats, observer)
+    return again_if_lost(once, observer)
+
+
+def _profile(
+    pair: Pair,
+    shapes: Sequence[tuple[int, int]],
+    contexts: Sequence[int],
+    repeats: int,
+    observer: Observer,
+) -> Profile:
+    """Forwards of each shape (width, batch) of `shapes`, the largest last, at each context."""
+    rows = shapes[-1][1]
+    runners = {_TARGET: pair.open_runner(None, rows)}
+    runners |= {name: pair.open_alone(name, rows) for name in pair.drafts}
     measured: dict[str, list[Measurement]] = {name: [] for name in runners}
-    observer.stage("measuring forwards", len(set(contexts)) * (repeats + 1))
-    for context in sorted(set(contexts)):
+    observer.stage("measuring forwards", len(contexts) * (repeats + 1))
+    for context in contexts:
         samples: dict[tuple[str, int, int], list[float]] = {
             (name, *shape): [] for name in runners for shape in shapes
         }
@@ -118,25 +124,7 @@ def _profile(
         mixes=runners[_TARGET].mixes,
     )
     profile = profile.model_copy(update=_overheads(profile, pair))
-    return profile.model_copy(update={"row_overhead": _row_overhead(profile, pair, max(batches))})
-
-
-def _check_sizes(
-    widths: Sequence[int],
-    contexts: Sequence[int],
-    batches: Sequence[int],
-    repeats: int,
-    max_length: int,
-) -> None:
-    sizes = {"widths": widths, "contexts": contexts, "batches": batches, "repeats": (repeats,)}
-    for name, values in sizes.items():
-        if min(values) < 1:
-            raise UserError(f"profile {name} must be at least 1 (got {min(values)})")
-    if max(widths) + max(contexts) > max_length:
-        raise UserError(
-            f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
-            f" {max_length} that the pair can hold"
-        )
+    return profile.model_copy(update={"row_overhead": _row_overhead(profile, pair, rows)})
 
 
 def measure_policies(
@@ -262,7 +250,7 @@ def _short_request(pair: Pair) -> tuple[Request, float]:
     return request, prompt + tokens / 2
 
 
-def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:
+def _overheads(profile: Profile, pair: Pair) -> dict[str, Any]:
     """`round_overhead` and `draft_overhead` from short runs of the engine.
 
     A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
@@ -278,7 +266,7 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
     }
     engine = Engine(pair)
     rounds: dict[str, list[Round]] = {name: [] for name in runs}
-    for _ in range(repeats):
+    for _ in range(3):
         for name, configuration in runs.items():
             engine.configure(configuration)
             (generation,) = engine.generate([request])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.names import check_name
+from specdec_core.base.names import check_name, digest_name
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.models.pair import check_pair, eagle_heads_of, max_length_of, short_drafts
 from specdec_core.prompts.conversation import Conversation, conversations
@@ -79,7 +78,7 @@ class RecordingPlan(Value):
         if short := short_drafts(self.pair):
             types.append(json.dumps(short, sort_keys=True))
         content = json.dumps([settings, types, dict(fingerprints), prompts.digest], sort_keys=True)
-        return f"{self.pair.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        return f"{self.pair.name}-{digest_name(content)[:8]}"
 
     def header(
         self, pair: PairSpec, fingerprints: dict[str, str], prompts: PromptSet, eos: Iterable[int]

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import Configuration, DrafterSettings, Memory
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -84,7 +84,7 @@ def find_nearest(
     configuration: Configuration,
     replay: Replay,
     profile: Profile,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Nearest:
     """The fastest by :func:`rank`. For a schedule, the nearest to its drafter for one request,
     without drafting at the loads at which the schedule drafts nothing. Raises :class:`UserError`
@@ -107,12 +107,11 @@ def rank(
     models: Models,
     replay: Replay,
     profile: Profile,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> list[Trial]:
     """All of :func:`expressible` that a recording can replay, the fastest by estimate first. The
     profile's times may be the server's; drafts that are not in it are not ranked. Raises
     :class:`UserError` where the recording can replay none of them."""
-    observer = observer or Observer()
     sampling = replay.header.sampling
     options = [Configuration(drafter=d, sampling=sampling) for d in expressible(server, models)]
     options = [option for option in options if replayable(replay, profile, option)]

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveInt
 
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
@@ -145,7 +145,7 @@ def run_bench(
     peers: Sequence[BenchContestant],
     name: str,
     command: str,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     parts: Parts[Take] | None = None,
 ) -> BenchResult:
     """Race this engine's rows on `pair` and `peers` at every temperature. Repeats that are in
@@ -190,7 +190,7 @@ def open_peers(
     plan: BenchPlan,
     pair: Pair,
     explicit: bool,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     ours: Mapping[str, Sequence[Mode]] | None = None,
 ) -> Iterator[list[PeerContestant]]:
     """The modes of a plan's libraries that it wants, started; closed at the end. `ours` are, by
@@ -200,7 +200,6 @@ def open_peers(
     modes of that library are left out. If the user named the library (`explicit`), a
     :class:`UserError` is raised instead. It is also raised for a part of `only` that is in no name.
     """
-    observer = observer or Observer()
     modes = {}
     for group in plan.peers:
         server = server_of(group, stage="bench", option="peers")

@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
@@ -38,17 +38,14 @@ class BenchContestant(Protocol):
 
     def row(self, temperature: float) -> BenchRow:
         """A row that describes it, with no takes yet."""
-        ...
 
     def begin(self) -> None:
         """A repeat begins: forget everything learned from earlier prompts."""
-        ...
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
     ) -> DecodedOnce:
         """Decode one prompt."""
-        ...
 
 
 @dataclass
@@ -126,14 +123,37 @@ def race(
     new_tokens: int,
     samplings: Sequence[Sampling],
     repeats: int,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
     parts: Parts[Take] | None = None,
 ) -> list[BenchRow]:
     """All contestants decode a prompt before the next prompt comes, each time in another order, so
     that the machine's load falls on all alike. Returns a row for each sampling and contestant.
     Repeats that are in `parts` are not made again; those that are made are kept in it."""
-    observer = observer or Observer()
-    warm_up, every_row = prompts, list[BenchRow]()
+
+    def warm_up(texts: Sequence[Conversation], sampling: Sampling) -> None:
+        for contestant in contestants:
+            contestant.begin()
+            for prompt in texts:
+                contestant.decode(prompt.tokens(), new_tokens, sampling, 0)
+        gc.collect()
+
+    def timed(rows: Sequence[BenchRow], sampling: Sampling, repeat: int) -> list[list[Take]]:
+        """The takes of a repeat, by row."""
+        takes: list[list[Take]] = [[] for _ in rows]
+        for contestant in contestants:
+            contestant.begin()
+        for number, prompt in enumerate(prompts):
+            turn = repeat * len(prompts) + number
+            for index in interleaved(range(len(contestants)), turn):
+                taken = take(contestants[index], prompt, new_tokens, sampling, seed=turn)
+                if taken.steps is None and rows[index].autoregressive:
+                    taken.steps = [[1] * len(output) for output in taken.outputs]
+                takes[index].append(taken)
+                observer.step()
+        return takes
+
+    # Each prompt may have a new size for a compiler.
+    unseen, every_row = prompts, list[BenchRow]()
     for number, sampling in enumerate(samplings):
         at = f" at temperature {sampling.temperature:g}" if len(samplings) > 1 else ""
         steps = len(contestants) * len(prompts) * repeats
@@ -150,57 +170,16 @@ def race(
                         observer.step()
                 continue
             if not warm:
-                warmed = partial(_warm_up, contestants, warm_up, new_tokens, sampling)
-                again_if_lost(warmed, observer)
+                again_if_lost(partial(warm_up, unseen, sampling), observer)
                 # Only the sampling is new in a further race.
-                warm, warm_up = True, prompts[:FEW]
-            taken = partial(
-                _repeat, contestants, rows, prompts, new_tokens, sampling, repeat, observer
-            )
-            for row, takes in zip(rows, again_if_lost(taken, observer), strict=True):
+                warm, unseen = True, prompts[:FEW]
+            made = again_if_lost(partial(timed, rows, sampling, repeat), observer)
+            for row, takes in zip(rows, made, strict=True):
                 row.takes.append(takes)
                 if parts is not None:
                     parts.keep(f"{turn}-{row.key}", takes)
         every_row += rows
     return every_row
-
-
-def _warm_up(
-    contestants: Sequence[BenchContestant],
-    prompts: Sequence[Conversation],
-    new_tokens: int,
-    sampling: Sampling,
-) -> None:
-    """Each prompt may have a new size for a compiler."""
-    for contestant in contestants:
-        contestant.begin()
-        for prompt in prompts:
-            contestant.decode(prompt.tokens(), new_tokens, sampling, 0)
-    gc.collect()
-
-
-def _repeat(
-    contestants: Sequence[BenchContestant],
-    rows: Sequence[BenchRow],
-    prompts: Sequence[Conversation],
-    new_tokens: int,
-    sampling: Sampling,
-    repeat: int,
-    observer: Observer,
-) -> list[list[Take]]:
-    """The takes of a repeat, by row."""
-    takes: list[list[Take]] = [[] for _ in rows]
-    for contestant in contestants:
-        contestant.begin()
-    for number, prompt in enumerate(prompts):
-        turn = repeat * len(prompts) + number
-        for index in interleaved(range(len(contestants)), turn):
-            taken = take(contestants[index], prompt, new_tokens, sampling, seed=turn)
-            if taken.steps is None and rows[index].autoregressive:
-                taken.steps = [[1] * len(output) for output in taken.outputs]
-            takes[index].append(taken)
-            observer.step()
-    return takes
 
 
 def take(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import Configuration
 from specdec_core.cost.profile import Profile
 from specdec_core.cost.steps import StepTimes
@@ -37,12 +37,12 @@ def choose_for_load(
     live: LiveSettings | None = None,
     timer: LoadTimer | None = None,
     folder: Path | None = None,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> tuple[LoadChoice, pd.DataFrame]:
     """Choose among `candidates`, with known rounds, and autoregressive decoding, by live runs
     that are kept in `folder`; without a timer the simulation decides. Also returns the table of all
     simulations (:class:`~specdec_core.search.load.simulated.Simulated`)."""
-    live, observer = live or LiveSettings(), observer or Observer()
+    live = live or LiveSettings()
     simulated = Simulated(candidates, replay, times, workload, observer)
     race = None
     if timer is not None and folder is not None and live.finalists:

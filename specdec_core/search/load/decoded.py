@@ -7,7 +7,6 @@ code of its drafters and policies.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import sys
@@ -18,7 +17,8 @@ from functools import cache
 import pandas as pd
 
 from specdec_core.base.files import atomic_path
-from specdec_core.base.observer import Observer
+from specdec_core.base.names import digest_name
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import Configuration
 from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Engine, Request
@@ -43,7 +43,7 @@ class KeptRounds:
 
     def __call__(self, configuration: Configuration) -> pd.DataFrame:
         used = json.dumps([trained_digests([configuration]), _code(configuration)], sort_keys=True)
-        name = f"{configuration.id}-{hashlib.sha256(used.encode()).hexdigest()[:8]}.parquet"
+        name = f"{configuration.id}-{digest_name(used)[:8]}.parquet"
         path = self.recording.folder / "decoded" / name
         if not path.exists():
             rounds = self.decode(configuration)
@@ -67,7 +67,7 @@ def recorded_requests(recording: Recording) -> list[Request]:
 
 
 def with_live(
-    replay: Replay, configurations: Iterable[Configuration], observer: Observer | None = None
+    replay: Replay, configurations: Iterable[Configuration], observer: Observer = SILENT
 ) -> Replay:
     """:func:`with_decoded` in this process. The pair is loaded when it is first needed; raises
     :class:`UserError` where it is missing, or has other weights than were recorded."""
@@ -90,12 +90,12 @@ def with_decoded(
     replay: Replay,
     configurations: Iterable[Configuration],
     decode: Decode,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Replay:
     """`replay` with the rounds that simulating `configurations` needs and that it cannot replay, as
     `decode` yields them. Left out are asynchronous drafting, with rounds that depend on time,
     policies that know the target's output, and other sampling than was recorded."""
-    observer, header = observer or Observer(), replay.header
+    header = replay.header
     parts = {part.id: part for each in configurations for part in configurations_by_load(each)}
     missing = [
         part

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import DrafterSettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -59,7 +59,7 @@ def profile_llama_cpp(
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
     repeats: int = 3,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Profile:
     """What steps of llama.cpp with this pair take, as a profile.
 
@@ -71,7 +71,6 @@ def profile_llama_cpp(
     Raises:
         UserError: llama.cpp is not there or does not run, or sizes do not fit.
     """
-    observer = observer or Observer()
     batches = sorted({*batches, 1})
     lookups = sorted({*widths, *(1 + length for length in LENGTHS)} - {1})
     widest, growth = max(lookups), 1 + STEPS * max(lookups)

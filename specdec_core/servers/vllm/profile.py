@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import product
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import DrafterSettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -56,7 +56,7 @@ def profile_vllm(
     contexts: Sequence[int] | None = None,
     batches: Sequence[int] = BATCHES,
     repeats: int = 5,
-    observer: Observer | None = None,
+    observer: Observer = SILENT,
 ) -> Profile:
     """What steps of vLLM with this pair take, as a profile.
 
@@ -69,7 +69,6 @@ def profile_vllm(
     Raises:
         UserError: vLLM is not there or does not run, or sizes do not fit.
     """
-    observer = observer or Observer()
     batches = sorted({*batches, 1})
     widths = sorted({1, *widths, *(1 + length for length in LENGTHS)})
     growth = len(widths) * (repeats + 4)
