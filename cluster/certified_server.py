@@ -18,9 +18,9 @@ from specdec_core.evidence.certificate.certificate import CertifiedServer, Check
 from specdec_core.evidence.certificate.certify import Extent, in_float32
 from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, check_outputs
 from specdec_core.evidence.certificate.served import (
+    answers,
     first_turns,
     gives_logprobs,
-    plain_answers,
     server_outputs,
     server_reference,
 )
@@ -128,7 +128,7 @@ def _compared(
     if plain is not None and gives_logprobs(plain, asked):
         reference = server_reference(plain, asked, pair, clients, observer)
     else:
-        greedy = None if plain is None else plain_answers(plain, asked, clients, observer)
+        greedy = None if plain is None else answers(plain, asked.greedy, clients, observer)
         name = WEIGHTS if plain is None else f"{name}, for probabilities {WEIGHTS}"
         pair = in_float32(load_pair(pair.spec))
         reference = Reference.of_weights(pair, asked, observer, greedy=greedy)

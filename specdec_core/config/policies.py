@@ -86,12 +86,12 @@ class PolicySettings(KindSettings):
         return None
 
 
+_Cost = Annotated[float, Field(gt=0)] | Literal["profile"]
 TargetCost = Annotated[
-    Annotated[float, Field(gt=0)] | Literal["profile"],
-    Field(description="a target forward in draft calls; profile: as measured"),
+    _Cost, Field(description="a target forward in draft calls; profile: as measured")
 ]
 CandidateCost = Annotated[
-    Annotated[float, Field(gt=0)] | Literal["profile"],
+    _Cost,
     Field(
         description="a target forward in what a candidate takes, a draft call and a place in the"
         " target's forward; profile: as measured"

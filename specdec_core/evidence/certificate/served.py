@@ -45,16 +45,9 @@ def server_reference(
     server: AnswerServer, asked: Asked, pair: Pair, clients: int, observer: Observer
 ) -> Reference:
     """A server without speculation. Raises :class:`UserError` where it does not answer."""
-    greedy = plain_answers(server, asked, clients, observer)
+    greedy = answers(server, asked.greedy, clients, observer)
     size = pair.target.config.get_text_config(decoder=True).vocab_size
     return Reference(greedy, partial(_margin, server), partial(_known, server, size))
-
-
-def plain_answers(
-    server: AnswerServer, asked: Asked, clients: int, observer: Observer
-) -> list[list[int]]:
-    """The greedy answers of a server without speculation. Raises :class:`UserError`."""
-    return answers(server, asked.greedy, clients, observer, "greedy texts, autoregressive")
 
 
 def gives_logprobs(server: AnswerServer, asked: Asked) -> bool:
@@ -74,10 +67,11 @@ def answers(
     requests: Sequence[Request],
     clients: int,
     observer: Observer,
-    stage: str,
+    stage: str = "greedy texts, autoregressive",
     sampled: bool = False,
 ) -> list[list[int]]:
-    """A server's answers, `clients` requests at a time. Raises :class:`UserError`."""
+    """A server's answers, `clients` requests at a time; unless said otherwise, the greedy ones of a
+    server without speculation. Raises :class:`UserError`."""
     observer.stage(stage, len(requests))
 
     def answer(request: Request) -> list[int]:
