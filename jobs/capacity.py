@@ -90,7 +90,7 @@ def main(
         mean_rate,
     )
     from specdec_core.search.load.decoded import decoded_live, with_live
-    from specdec_core.search.load.simulator import shapes_of, shapes_of_trace
+    from specdec_core.search.load.simulator import shapes_of
     from specdec_core.search.load.traffic import read_requests
 
     recording = _recording(traces, chosen)
@@ -113,8 +113,7 @@ def main(
         replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens).verifying(chosen.configuration.candidates)
-    asked = shapes_of_trace(answers, requests, recording.header.max_new_tokens)
-    asked = asked or shapes_of(answers, len(answers))
+    asked = shapes_of(answers, len(answers), requests, recording.header.max_new_tokens)
     longest = max(shape.prompt_tokens + shape.most for shape in asked)
     if not limits.holds(longest):
         raise UserError(

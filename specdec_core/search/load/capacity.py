@@ -15,7 +15,6 @@ from specdec_core.search.load.measures import LoadMeasures, measure
 from specdec_core.search.load.simulator import (
     Simulation,
     shapes_of,
-    shapes_of_trace,
     simulate_arrivals,
     simulate_clients,
 )
@@ -54,11 +53,9 @@ class ServedTraffic:
     def simulate(self, rate: float, replicas: int, seconds: float | None = None) -> Simulation:
         """Requests that arrive at `rate` a second, for `seconds` where these are given; or as the
         trace says."""
-        if self.trace:
-            shapes, arrivals = self._shapes(), [request.arrival for request in self.trace]
-        else:
-            shapes = self._shapes(max(round(rate * (seconds or self.seconds)), _LEAST))
-            arrivals = arrival_times(rate, len(shapes), self.arrivals).tolist()
+        shapes = self._shapes(max(round(rate * (seconds or self.seconds)), _LEAST))
+        arrivals = [request.arrival for request in self.trace]
+        arrivals = arrivals or arrival_times(rate, len(shapes), self.arrivals).tolist()
         return simulate_arrivals(self.costs, shapes, arrivals, self.limits, replicas)
 
     @cached_property
@@ -108,9 +105,7 @@ class ServedTraffic:
 
     def _shapes(self, number: int = _LEAST) -> list[RequestShape]:
         """The trace's requests, or `number` requests."""
-        if self.trace:
-            return shapes_of_trace(self.answers, self.trace, self.new_tokens)
-        return shapes_of(self.answers, number)
+        return shapes_of(self.answers, number, self.trace, self.new_tokens)
 
 
 @dataclass(frozen=True)

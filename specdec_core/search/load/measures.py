@@ -64,13 +64,11 @@ class LoadMeasures(Document):
     latency: dict[int, float]
 
     def value(self, measure: str, percentile: int) -> float:
-        """A percentile of `ttft`, `tpot` or `latency`."""
-        return float(getattr(self, measure)[percentile])
+        """A percentile of `ttft`, `tpot` or `latency`; NaN where it is unknown."""
+        return float(getattr(self, measure).get(percentile, np.nan))
 
 
-def measure(
-    records: pd.DataFrame, slo: Slo | None = None, percentiles: Sequence[int] = PERCENTILES
-) -> LoadMeasures:
+def measure(records: pd.DataFrame, slo: Slo | None = None) -> LoadMeasures:
     """The measures of `records`. Raises ValueError without any."""
     if records.empty:
         raise ValueError("no requests to measure")
@@ -89,14 +87,14 @@ def measure(
         request_speed=float(tokens / table["latency"].sum()) if tokens else 0.0,
         good_share=good / len(table),
         goodput=good * rate,
-        **{name: _percentiles(table[name], percentiles) for name in ("ttft", "tpot", "latency")},
+        **{name: _percentiles(table[name]) for name in ("ttft", "tpot", "latency")},
     )
 
 
-def _percentiles(values: pd.Series, percentiles: Sequence[int]) -> dict[int, float]:
+def _percentiles(values: pd.Series) -> dict[int, float]:
     """Nothing of no values."""
     present = values.dropna().to_numpy(dtype=float)
     if not len(present):
         return {}
-    points = np.percentile(present, percentiles)
-    return dict(zip(percentiles, map(float, points), strict=True))
+    points = np.percentile(present, PERCENTILES)
+    return dict(zip(PERCENTILES, map(float, points), strict=True))

@@ -143,9 +143,7 @@ class LoadChoice(Document):
     def _value(self, measures: LoadMeasures, name: str) -> float:
         if name == "value":
             return float(getattr(measures, self.by))
-        measure, percentile = CHECKED[name]
-        known = getattr(measures, measure)
-        return float(known[percentile]) if known else math.nan
+        return measures.value(*CHECKED[name])
 
 
 def finite(ratio: Ratio) -> dict[str, float | None]:

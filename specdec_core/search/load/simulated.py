@@ -126,7 +126,7 @@ class Simulated:
                         "request_speed": measures.request_speed,
                         "goodput": measures.goodput,
                         "ttft": measures.value("ttft", 50),
-                        "tpot": measures.tpot.get(50, float("nan")),
+                        "tpot": measures.value("tpot", 50),
                         "steps": simulation.steps,
                         "seconds": simulation.seconds,
                         "took": simulation.took,

@@ -38,20 +38,19 @@ class Simulation:
     busy: list[float]  # the share of the time that each replica steps
 
 
-def shapes_of(answers: Answers, number: int) -> list[RequestShape]:
-    """`number` requests: the recorded prompts in their order, repeated."""
-    places = [n % len(answers) for n in range(number)]
-    return [RequestShape(n, answers.prompts[n], answers.lengths[n]) for n in places]
-
-
-def shapes_of_trace(
-    answers: Answers, trace: Sequence[TraceRequest], new_tokens: int
+def shapes_of(
+    answers: Answers, number: int, trace: Sequence[TraceRequest] = (), new_tokens: int = 0
 ) -> list[RequestShape]:
-    """The requests of a trace, each with its prompt's length and the recorded answers in their
-    order. Where the trace does not give an answer's length, a recorded answer that ended before the
-    `new_tokens` that were recorded at most has the recorded length."""
+    """`number` requests: the recorded prompts in their order, repeated. Or the requests of a
+    `trace`, each with its prompt's length and the recorded answers in their order. Where the trace
+    does not give an answer's length, a recorded answer that ended before the `new_tokens` that were
+    recorded at most has the recorded length."""
+    places = [n % len(answers) for n in range(len(trace) or number)]
+    recorded = [RequestShape(n, answers.prompts[n], answers.lengths[n]) for n in places]
+    if not trace:
+        return recorded
     shapes = []
-    for shape, request in zip(shapes_of(answers, len(trace)), trace, strict=True):
+    for shape, request in zip(recorded, trace, strict=True):
         most = request.most_tokens(new_tokens)
         if request.output_tokens is None and shape.most < new_tokens:
             most = min(most, shape.most)
@@ -92,7 +91,6 @@ class _EventLoop:
         # Time, kind, order, and the number of the request or replica.
         self.events: list[tuple[float, int, int, int]] = []
         self.order = count()
-        self.rows: list[tuple[object, ...]] = []
 
     def run(
         self, shapes: Sequence[RequestShape], arrivals: Sequence[float], closed: bool
@@ -100,14 +98,16 @@ class _EventLoop:
         """Simulate until every request is answered. In a closed loop the requests after the first
         `arrivals` arrive as earlier ones finish."""
         began, now = perf_counter(), 0.0
-        unsent = enumerate(shapes)
+        unsent, rows = enumerate(shapes), list[tuple[object, ...]]()
         for at in arrivals:
             self._push(at, _ARRIVES)
         while self.events:
             now, what, _, number = heappop(self.events)
             if what == _END:
                 for request in self.replicas[number].end(now):
-                    self._record(request, now)
+                    times = request.sent, request.first, now
+                    tokens = request.shape.prompt_tokens, request.state.generated
+                    rows.append((request.index, *times, *tokens, None))
                     if closed:
                         self._push(now, _ARRIVES)
                 self._push(now, _BEGIN, number)
@@ -120,37 +120,24 @@ class _EventLoop:
                 index, shape = sent
                 state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
                 self._route(SimulatedRequest(index, str(index), shape, now, state), now)
-        return self._result(now, perf_counter() - began)
+        took, total = perf_counter() - began, now or 1.0
+        return Simulation(
+            records=pd.DataFrame(sorted(rows), columns=list(COLUMNS)),
+            steps=sum(replica.steps for replica in self.replicas),
+            seconds=now,
+            took=took,
+            busy=[replica.busy_seconds / total for replica in self.replicas],
+        )
 
     def _push(self, at: float, what: int, number: int = -1) -> None:
         heappush(self.events, (at, what, next(self.order), number))
 
     def _route(self, request: SimulatedRequest, now: float) -> None:
-        number = self._choose()
+        """Send a request to a replica: to the less busy of two random ones."""
+        numbers = range(len(self.replicas))
+        two = self.random.sample(numbers, 2) if len(numbers) > 1 else numbers
+        number = min(two, key=lambda each: self.replicas[each].requests)
         self.replicas[number].add(request)
         if not self.running[number]:
             self.running[number] = True
             self._push(now, _BEGIN, number)
-
-    def _choose(self) -> int:
-        """The number of the replica that the next request goes to."""
-        number = len(self.replicas)
-        if number == 1:
-            return 0
-        first, second = self.random.sample(range(number), 2)
-        return min(first, second, key=lambda each: self.replicas[each].requests)
-
-    def _record(self, request: SimulatedRequest, now: float) -> None:
-        times, tokens = (request.sent, request.first, now), request.state.generated
-        self.rows.append((request.index, *times, request.shape.prompt_tokens, tokens, None))
-
-    def _result(self, seconds: float, took: float) -> Simulation:
-        records = pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))
-        total = seconds or 1.0
-        return Simulation(
-            records=records,
-            steps=sum(replica.steps for replica in self.replicas),
-            seconds=seconds,
-            took=took,
-            busy=[replica.busy_seconds / total for replica in self.replicas],
-        )

@@ -136,11 +136,12 @@ class StepCosts:
             before = read[place]
             # The first forward also prefills what is missing of the sequence, at least its last
             # token.
-            tokens = each.draft_tokens + sequence - before - 1
-            first = _OF_DRAFT * place
-            share[first : first + _OF_DRAFT] = self._proposed(
-                place, each.draft_forwards, tokens, before + each.draft_forwards // 2
-            )
+            tokens, forwards = each.draft_tokens + sequence - before - 1, each.draft_forwards
+            context = before + forwards // 2
+            work = Work(forwards, tokens, forwards * context, tokens * context)
+            terms, first = self._draft_terms[place], _OF_DRAFT * place
+            few = terms.per_few_pair * work.pairs
+            share[first : first + _OF_DRAFT] = forwards, tokens, terms.of_rows(work), few
             read[place] = sequence - 1 + min(each.generated, each.draft_forwards)
         fed = sequence - state.held + each.drafted
         verified = self._verified(fed, state.held, each.drafted, self._per_row)
@@ -148,11 +149,6 @@ class StepCosts:
         generated = state.generated + each.generated
         after = State(generated, state.rounds + 1, prompt + generated - 1, tuple(read))
         return RoundCost(each.drafted, (*share, *verified, *proposing), after)
-
-    def _proposed(self, draft: int, forwards: int, tokens: int, context: int) -> list[float]:
-        terms, pairs = self._draft_terms[draft], tokens * context
-        seconds = terms.of_rows(Work(forwards, tokens, forwards * context, pairs))
-        return [forwards, tokens, seconds, terms.per_few_pair * pairs]
 
     def _verified(self, tokens: int, held: int, candidates: int = 0, added: float = 0.0) -> Share:
         work = Work.of([(tokens, held)])

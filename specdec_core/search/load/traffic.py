@@ -18,7 +18,6 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.simulator import (
     Simulation,
     shapes_of,
-    shapes_of_trace,
     simulate_arrivals,
     simulate_clients,
 )
@@ -74,10 +73,8 @@ class Traffic:
 
     def simulate(self, costs: StepCosts, load: Load) -> Simulation:
         """The requests of a load by simulation."""
-        if self.trace:
-            shapes = shapes_of_trace(costs.answers, self.trace[: load.requests], self.new_tokens)
-        else:
-            shapes = shapes_of(costs.answers, load.requests)
+        trace = self.trace[: load.requests]
+        shapes = shapes_of(costs.answers, load.requests, trace, self.new_tokens)
         if load.clients is not None:
             return simulate_clients(costs, shapes, load.clients, self.limits)
         return simulate_arrivals(costs, shapes, self.arrivals(load), self.limits)
@@ -95,7 +92,9 @@ class Traffic:
         return [
             Request(
                 str(n),
-                _tokens(asked, self.prompts[place], tokenizer),
+                _own_tokens(asked, tokenizer)
+                if asked.written
+                else tuple(islice(cycle(self.prompts[place]), asked.prompt_tokens)),
                 asked.most_tokens(self.new_tokens),
                 seed=place,
                 ignore_eos=asked.output_tokens is not None,
@@ -118,12 +117,6 @@ def read_requests(path: str | Path, pair: PairSpec) -> tuple[TraceRequest, ...]:
         else asked
         for asked in trace
     )
-
-
-def _tokens(asked: TraceRequest, recorded: tuple[int, ...], tokenizer: Any) -> tuple[int, ...]:
-    if asked.written:
-        return _own_tokens(asked, tokenizer)
-    return tuple(islice(cycle(recorded), asked.prompt_tokens))
 
 
 def _own_tokens(asked: TraceRequest, tokenizer: Any) -> tuple[int, ...]:

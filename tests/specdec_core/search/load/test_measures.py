@@ -40,7 +40,7 @@ def test_goodput_counts_requests_within_the_objective():
 
 
 def test_measures_of_all_together():
-    together = measure(THREE, percentiles=(50,))
+    together = measure(THREE)
     assert (together.requests, together.failed) == (3, 1)
     assert together.seconds == pytest.approx(1.5)
     assert together.requests_per_second == pytest.approx(2 / 1.5)

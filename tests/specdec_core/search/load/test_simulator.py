@@ -11,7 +11,6 @@ from specdec_core.search.load.measures import measure
 from specdec_core.search.load.simulator import (
     RequestShape,
     shapes_of,
-    shapes_of_trace,
     simulate_arrivals,
     simulate_clients,
 )
@@ -147,7 +146,7 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again():
         TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=2),
         TraceRequest(arrival=0, prompt_tokens=10),
     ]
-    shapes = shapes_of_trace(answers, trace, new_tokens=64)
+    shapes = shapes_of(answers, len(trace), trace, new_tokens=64)
     assert shapes == [RequestShape(0, 99, 12), RequestShape(0, 10, 2), RequestShape(0, 10, 5)]
     simulation = simulate_arrivals(StepCosts(answers, CONSTANT), shapes, [0.0] * 3, Limits(4))
     assert simulation.records["tokens"].tolist() == [12, 2, 5]
@@ -157,10 +156,10 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again():
 def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too():
     recorded = autoregressive(tokens=5)
     for most, told, tokens in ((30, None, 5), (3, None, 3), (30, 12, 12), (8, 12, 8)):
-        [shape] = shapes_of_trace(recorded, [request(most, told)], new_tokens=64)
+        [shape] = shapes_of(recorded, 1, [request(most, told)], new_tokens=64)
         assert shape.most == tokens
     # One that was cut where the recording ends continues as far as it may.
-    [cut] = shapes_of_trace(recorded, [request(30)], new_tokens=5)
+    [cut] = shapes_of(recorded, 1, [request(30)], new_tokens=5)
     assert cut.most == 30
 
 
