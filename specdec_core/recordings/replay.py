@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import NoReturn
 
 from specdec_core.base.errors import UserError
@@ -38,13 +37,6 @@ from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 Heads = Mapping[tuple[str, str], LoadedHead]  # by draft and name
-
-
-@dataclass
-class _Place:
-    """The place in all recorded outputs where the coming round begins."""
-
-    start: int = 0
 
 
 def check_replayable(recording: Recording, drawn: bool = False) -> None:
@@ -163,7 +155,7 @@ class Replay:
         """A drafter's rounds from all starts, where they depend on no earlier round."""
         if drafter is None:
             return None
-        table = run_time(drafter).recorded_rounds(drafter, self._resources(_Place()))
+        table = run_time(drafter).recorded_rounds(drafter, self._resources(lambda: 0))
         return None if table is None else (self.track(drafter.drafts[0]), table)
 
     def track(self, draft: str | None = None) -> Track:
@@ -176,14 +168,15 @@ class Replay:
             self._tracks[name] = kind(trace if fixed else verified(trace))
         return self._tracks[name]
 
-    def _resources(self, place: _Place) -> RecordedResources:
+    def _resources(self, start: Callable[[], int]) -> RecordedResources:
+        """`start` tells where in all recorded outputs the coming round begins."""
         return RecordedResources(
             _no_model,
             self._head,
             vocab_size=0,
             eos_token_ids=frozenset(self.header.eos_token_ids),
             track=self.track,
-            start=lambda: place.start,
+            start=start,
         )
 
     def _head(self, draft: str | None, head: str) -> LoadedHead:
@@ -197,9 +190,9 @@ class Replay:
     def _decode(self, configuration: Configuration, everywhere: bool = False) -> ReplayedRounds:
         """Decode the recorded prompts, the target being the recorded outputs; with `everywhere`
         each round begins one token after the one before it, whatever that added."""
-        drafter, place = None, _Place()
+        drafter, start = None, 0
         if configuration.drafter is not None:
-            drafter = self._resources(place).build(configuration.drafter)
+            drafter = self._resources(lambda: start).build(configuration.drafter)
         seconds = self._clock(configuration)
         rounds: list[tuple[int, ...]] = []
         prompts = self.recording.prompts
@@ -210,7 +203,7 @@ class Replay:
             sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0, 0))
             if drafter is not None:
                 drafter.open([sequence])
-            position, begin = 0, place.start
+            position, begin = 0, start
             while position < len(output):
                 tree, first = TokenTree(), position == 0
                 if drafter is not None and not first:
@@ -224,7 +217,7 @@ class Replay:
                 rounds.append((number, position, len(tree), len(path), generated, *shape, arm))
                 added = 1 if everywhere else generated
                 position += added
-                place.start = begin + position
+                start = begin + position
                 sequence.tokens += rest[:added]
                 if drafter is None:
                     continue

@@ -218,10 +218,9 @@ def _by_position(
 def _rests(replay: Replay, configuration: Configuration, draft: str) -> bool:
     """Whether a draft model prefills a sequence only when it proposes after it: another range's
     drafter, or another arm of a bandit, does not use it."""
-    first = next(iter(replay.header.pair.drafts), None)
-    for part in configuration.parts:
-        if isinstance(part, BanditSettings | ScheduleSettings):
-            for each in part.parts:
-                if draft not in (name or first for inner in each.walk() for name in inner.drafts):
-                    return True
-    return False
+    return any(
+        draft not in Configuration(drafter=each).drafts_of(replay.header.pair.drafts)
+        for part in configuration.parts
+        if isinstance(part, BanditSettings | ScheduleSettings)
+        for each in part.parts
+    )
