@@ -20,6 +20,10 @@ class LoadRange(NamedTuple):
     high: int | None
     tokens: int
 
+    def last(self, most: int) -> int:
+        """Its most requests, for a server that cannot say "without end": `most`, or more."""
+        return max(most, self.low) if self.high is None else self.high
+
 
 @dataclass(frozen=True)
 class LengthSettings:

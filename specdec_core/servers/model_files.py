@@ -46,8 +46,29 @@ def models_of(
         UserError: a model does not exist.
     """
     check_pair(pair, served=True)
-    target = load_config(pair.target)
-    drafts = {name: _draft(pair, name, target, server, plug_in, dtype) for name in pair.drafts}
+    target, heads = load_config(pair.target), server.heads
+
+    def draft(name: str, model: str) -> DraftFile:
+        if not names_head(model):
+            config = load_config(model)
+            place = _place(model, server.gguf)
+            if isinstance(config, ReducedDraftConfig) and not plug_in:
+                try:
+                    place = str(exported_draft(model, pair.target, dtype))
+                except UserError as error:
+                    return DraftFile(place, "other", refused=str(error))
+            return DraftFile(place, "model", _logits(config) != _logits(target))
+        if heads is None:
+            return DraftFile(_place(model), "other")
+        if heads == "specforge" and (kind := _stored_kind(model)):
+            return DraftFile(_place(model), kind)
+        try:
+            folder = exported_head(model, fingerprints(pair)[name], target, dtype, heads)
+        except UserError as error:
+            return DraftFile(_place(model), "other", refused=str(error))
+        return DraftFile(str(folder), "eagle3")
+
+    drafts = {name: draft(name, model) for name, model in pair.drafts.items()}
     return Models(_place(pair.target, server.gguf), drafts)
 
 
@@ -68,35 +89,6 @@ def _place_of(key: str, name: str) -> str:
     if not place.exists():
         raise UserError(f"{key} {name}: there is none at {place}")
     return str(place)
-
-
-def _draft(
-    pair: PairSpec,
-    name: str,
-    target: PretrainedConfig,
-    server: Server,
-    plug_in: bool,
-    dtype: torch.dtype,
-) -> DraftFile:
-    model, heads = pair.drafts[name], server.heads
-    if not names_head(model):
-        config = load_config(model)
-        place = _place(model, server.gguf)
-        if isinstance(config, ReducedDraftConfig) and not plug_in:
-            try:
-                place = str(exported_draft(model, pair.target, dtype))
-            except UserError as error:
-                return DraftFile(place, "other", refused=str(error))
-        return DraftFile(place, "model", _logits(config) != _logits(target))
-    if heads is None:
-        return DraftFile(_place(model), "other")
-    if heads == "specforge" and (kind := _stored_kind(model)):
-        return DraftFile(_place(model), kind)
-    try:
-        folder = exported_head(model, fingerprints(pair)[name], target, dtype, heads)
-    except UserError as error:
-        return DraftFile(_place(model), "other", refused=str(error))
-    return DraftFile(str(folder), "eagle3")
 
 
 def _stored_kind(model: str) -> Literal["eagle", "eagle3"] | None:

@@ -118,8 +118,7 @@ def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
         if idle or chain.spans[0].tokens < chain.most:
             return None
         settings["draft_len_schedule"] = {
-            span.high if span.high is not None else max(MOST_REQUESTS, span.low): span.tokens
-            for span in drafting
+            span.last(MOST_REQUESTS): span.tokens for span in drafting
         }
     return Counterpart(settings)
 

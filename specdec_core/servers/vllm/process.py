@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairConfiguration, PairSpec
+from specdec_core.config import PairConfiguration, PairSpec
 from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_config
 from specdec_core.models.location import located
@@ -26,7 +26,6 @@ from specdec_core.servers.vllm.settings import (
     MODULE,
     NEEDS_ARCTIC,
     VARIABLE,
-    hidden_states_in,
 )
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
@@ -62,12 +61,9 @@ class VllmPeer(Peer):
     def open(self) -> None:
         if self._worker is not None:
             return
-        plugged = self._mode.plug_in
         _check(self.name, self._mode.settings)
         folder = Path(self._folder.enter_context(TemporaryDirectory()))
-        environment = inherited_environment() | self._environment | library_environment(folder)
-        if plugged is not None:
-            environment |= plug_in_environment(plugged, self._spec, folder)
+        environment = _environment(self._spec, self._mode, folder, self._environment)
         # -P: the script's folder has modules named like the libraries it needs
         self._worker = Worker(self.name, [str(interpreter()), "-P", str(_WORKER)], environment)
         try:
@@ -124,8 +120,13 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
     installed = environment_folder().glob("lib/python*/site-packages/vllm*-*.dist-info")
     names = (path.name for path in installed)
 
-    states = mode.settings.get("method") == HIDDEN_STATES
-    written = hidden_states_in(folder / "states") if states else {}
+    written: dict[str, Any] = {}
+    if mode.settings.get("method") == HIDDEN_STATES:  # they are written to files in a folder
+        written["kv_transfer_config"] = {
+            "kv_connector": "ExampleHiddenStatesConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(folder / "states")},
+        }
 
     def command(requests: int, port: int) -> list[str]:
         where = {"host": "127.0.0.1", "port": port, **written}
@@ -133,16 +134,14 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
         # -P: the current folder may have modules named like those that it needs
         return [str(interpreter()), "-P", "-m", MODULE, *flags]
 
-    bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
-    variables = inherited_environment() | process_environment(pair.spec.runner.threads) | bound
-    variables |= library_environment(folder)  # with the repair of its sampling
-    if mode.plug_in is not None:
-        variables |= plug_in_environment(mode.plug_in, pair.spec, folder)
+    variables = process_environment(pair.spec.runner.threads)
+    if cores:
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     return ServedMode(
         version=next(names, "vllm").removesuffix(".dist-info").replace("-", " "),
         settings=engine_settings(pair, mode),
         command=command,
-        environment=variables,
+        environment=_environment(pair.spec, mode, folder, variables),
     )
 
 
@@ -239,6 +238,22 @@ def _check(name: str, settings: Mapping[str, Any]) -> None:
         raise UserError(f"{name}: {reason}")
 
 
+def _environment(
+    spec: PairSpec, mode: Mode, folder: Path, more: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables for a process of vLLM in a mode: this process's, `more`, and this library with its
+    repair of vLLM's sampling. Our plug-in drafts by its configuration, which is written to
+    `folder`."""
+    variables = {**inherited_environment(), **more, **library_environment(folder)}
+    if mode.plug_in is not None:
+        used = mode.plug_in.drafts_of(spec.drafts)
+        drafts = {name: located(model) for name, model in used.items()}
+        pair = spec.model_copy(update={"target": located(spec.target), "drafts": drafts})
+        chosen = PairConfiguration(pair=pair, configuration=mode.plug_in)
+        variables[VARIABLE] = str(chosen.save(folder / PLUG_IN_FILE))
+    return variables
+
+
 def process_environment(threads: int) -> dict[str, str]:
     """Variables for a process of vLLM that computes on `threads` threads."""
     return {
@@ -267,15 +282,3 @@ def library_environment(folder: Path) -> dict[str, str]:
         f"[{repairs.GROUP}]\n{repairs.NAME} = {repairs.ENTRY_POINT}\n"
     )
     return {"PYTHONPATH": str(folder)}
-
-
-def plug_in_environment(
-    configuration: Configuration, spec: PairSpec, folder: Path
-) -> dict[str, str]:
-    """Variables for such a process in which the plug-in drafts by a configuration, which is written
-    to `folder`."""
-    used = configuration.drafts_of(spec.drafts)
-    drafts = {name: located(model) for name, model in used.items()}
-    pair = spec.model_copy(update={"target": located(spec.target), "drafts": drafts})
-    chosen = PairConfiguration(pair=pair, configuration=configuration)
-    return {VARIABLE: str(chosen.save(folder / PLUG_IN_FILE))}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, DrafterSettings, RunnerSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
@@ -24,13 +25,13 @@ from specdec_core.servers.server import (
 )
 from specdec_core.servers.vllm.settings import (
     FILE,
+    FURTHER,
+    HIDDEN_STATES,
     PLUG_IN,
     TOKENS,
     VARIABLE,
     chain_settings,
     commands,
-    further,
-    hidden_states,
     suffix_settings,
 )
 
@@ -74,7 +75,19 @@ class Vllm(Server):
         return None
 
     def with_more(self, counterpart: Counterpart, more: Mapping[str, Any]) -> Counterpart:
-        return further(counterpart, more)
+        method, remarks = counterpart.settings.get("method"), list(counterpart.remarks)
+        for name, value in more.items():
+            if name not in FURTHER:
+                raise UserError(f"--set {name}: expected one of {', '.join(FURTHER)}")
+            methods, kind, remark = FURTHER[name]
+            if method not in methods:
+                had = " and ".join(methods)
+                raise UserError(f"--set {name}: vLLM has it with {had}, not {method}")
+            if type(value) is not kind or (kind is int and isinstance(value, int) and value < 1):
+                expected = "a whole number from 1" if kind is int else "true or false"
+                raise UserError(f"--set {name}={value}: expected {expected}")
+            remarks.append(remark)
+        return Counterpart({**counterpart.settings, **more}, tuple(remarks))
 
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         if not counterpart.settings:
@@ -117,7 +130,9 @@ class Vllm(Server):
     def answering(self, layers: Sequence[int]) -> Mode:
         if not layers:
             return super().answering(layers)
-        return Mode(f"{self.title}, hidden states", hidden_states(layers))
+        read = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        settings = {"method": HIDDEN_STATES, TOKENS: 1, "draft_model_config": {"hf_config": read}}
+        return Mode(f"{self.title}, hidden states", settings)
 
     def missing(self, settings: Mapping[str, Any]) -> str | None:
         from specdec_core.servers.vllm.process import missing

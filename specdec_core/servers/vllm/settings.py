@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from specdec_core.base.errors import UserError
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.servers.chains import LengthSettings, LoadRange
+from specdec_core.servers.chains import LengthSettings
 from specdec_core.servers.server import Counterpart, Models
 
 FILE = "speculative_config.json"
@@ -24,9 +22,7 @@ TREE_DEPTH = 24  # of a match and its draft together, by default
 NEEDS_ARCTIC = "needs the package arctic-inference in vLLM's environment"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER=1"
 HIDDEN_STATES = "extract_hidden_states"
-_CONNECTOR = "ExampleHiddenStatesConnector"
 METHODS = {"model": "draft_model", "eagle3": "eagle3"}  # by the kind of a draft
-
 
 # Settings that no drafter decides: the methods that have them, their type, and a remark.
 FURTHER: dict[str, tuple[tuple[str, ...], type, str]] = {
@@ -52,25 +48,6 @@ FURTHER: dict[str, tuple[tuple[str, ...], type, str]] = {
 }
 
 
-def further(counterpart: Counterpart, more: Mapping[str, Any]) -> Counterpart:
-    """A counterpart with further settings. Raises :class:`UserError` for settings that vLLM does
-    not have with its method, and for values of another type."""
-    method, remarks = counterpart.settings.get("method"), list(counterpart.remarks)
-    for name, value in more.items():
-        if name not in FURTHER:
-            raise UserError(f"--set {name}: expected one of {', '.join(FURTHER)}")
-        methods, kind, remark = FURTHER[name]
-        if method not in methods:
-            raise UserError(f"--set {name}: vLLM has it with {' and '.join(methods)}, not {method}")
-        if type(value) is not kind or (isinstance(value, int) and value < 1 and kind is int):
-            raise UserError(f"--set {name}={value}: expected {_EXPECTED[kind]}")
-        remarks.append(remark)
-    return Counterpart({**counterpart.settings, **more}, tuple(remarks))
-
-
-_EXPECTED = {int: "a whole number from 1", bool: "true or false"}
-
-
 def chain_settings(chain: LengthSettings, models: Models) -> Counterpart | None:
     """Of a draft model or an EAGLE-3 head; None for other drafts."""
     place, kind, padded, _ = models.draft(chain.draft)
@@ -90,7 +67,8 @@ def chain_settings(chain: LengthSettings, models: Models) -> Counterpart | None:
         # More is accepted of tokens drawn from the draft's distribution than of its argmax.
         settings["draft_sample_method"] = "probabilistic"
     if chain.scheduled:
-        settings[BY_LOAD] = [_inclusive(span) for span in chain.spans]
+        ranges = [[span.low, span.last(MOST_REQUESTS), span.tokens] for span in chain.spans]
+        settings[BY_LOAD] = ranges
         remarks += (_unsteady(chain.most),)
     return Counterpart(settings, remarks)
 
@@ -114,28 +92,6 @@ def suffix_settings(drafter: SuffixSettings) -> Counterpart:
         " is left at 0.1",
     )
     return Counterpart(settings, remarks)
-
-
-def hidden_states(layers: Sequence[int]) -> dict[str, Any]:
-    """The speculative settings for the inputs of some of the target's layers."""
-    read = {"eagle_aux_hidden_state_layer_ids": list(layers)}
-    return {
-        "method": HIDDEN_STATES,
-        TOKENS: 1,
-        "draft_model_config": {"hf_config": read},
-    }
-
-
-def hidden_states_in(folder: Path) -> dict[str, Any]:
-    """The engine arguments that write them to files in a folder."""
-    more = {"shared_storage_path": str(folder)}
-    return {
-        "kv_transfer_config": {
-            "kv_connector": _CONNECTOR,
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": more,
-        }
-    }
 
 
 def any_load(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,8 +120,3 @@ def _unsteady(most: int) -> str:
         f" {TOKENS} {most} without the table, and a --max-cudagraph-capture-size of --max-num-seqs"
         f" · {1 + most}. {RUNNER} captures a graph for each width: measure both"
     )
-
-
-def _inclusive(span: LoadRange) -> list[int]:
-    high = span.high if span.high is not None else max(MOST_REQUESTS, span.low)
-    return [span.low, high, span.tokens]
