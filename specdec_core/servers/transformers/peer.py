@@ -15,7 +15,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.servers.peer import Peer
 from specdec_core.servers.server import Mode
 from specdec_core.servers.transformers import ASSISTANT
-from specdec_core.servers.transformers.plug_in import forget, of_pair
+from specdec_core.servers.transformers.plug_in import Speculative
 
 _LENGTH = "num_assistant_tokens"
 
@@ -23,13 +23,9 @@ _LENGTH = "num_assistant_tokens"
 def peers_of(pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
     """A peer for each mode. They share the target and the drafts, which transformers loads at the
     first use; our plug-in runs the drafts of `pair`."""
-    load = cache(lambda: _plain_pair(pair))
+    # Its drafts are in the faster data type.
+    load = cache(lambda: load_pair(pair.spec.with_runner(pack=False, draft_dtype="auto")))
     return [TransformersPeer(pair, mode, load) for mode in modes]
-
-
-def _plain_pair(pair: Pair) -> Pair:
-    """The pair as transformers loads it, its drafts in the faster data type."""
-    return load_pair(pair.spec.with_runner(pack=False, draft_dtype="auto"))
 
 
 class TransformersPeer(Peer):
@@ -42,7 +38,7 @@ class TransformersPeer(Peer):
         self.settings, self._options = dict(self._fresh), dict(self._fresh)
         self._engine_pair, self._mode, self._load = pair, mode, load
         self._pair: Pair | None = None
-        self._plugged: Callable[..., Any] | None = None
+        self._plugged: Speculative | None = None
 
     def open(self) -> None:
         self._pair = pair = self._load()
@@ -61,7 +57,7 @@ class TransformersPeer(Peer):
         }
         if self._mode.plug_in is not None:
             ours = replace(self._engine_pair, target=pair.target)
-            self._plugged = of_pair(ours, self._mode.plug_in)
+            self._plugged = Speculative(ours, self._mode.plug_in)
             self.settings |= {
                 "configuration": self._mode.plug_in.model_dump(mode="json"),
                 "draft_dtype": ours.spec.runner.draft_dtype,
@@ -119,7 +115,7 @@ class TransformersPeer(Peer):
     def forget(self) -> None:
         self._options = dict(self._fresh)
         if self._plugged is not None:
-            forget(self._plugged)
+            self._plugged.forget()
 
     def close(self) -> None:
         self._pair = self._plugged = None

@@ -14,7 +14,7 @@ the model's distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -39,9 +39,7 @@ PROGRAM = "transformers"
 _PADDING = 160  # places of a sequence's last candidates
 
 
-def speculative(
-    model: PreTrainedModel, chosen: PairConfiguration | Path | str
-) -> Callable[..., Any]:
+def speculative(model: PreTrainedModel, chosen: PairConfiguration | Path | str) -> Speculative:
     """`model.generate`, with candidates by a configuration; it takes the same arguments, for one
     sequence at a time. The drafter keeps what it learns (bandits, shared suffixes) from call to
     call.
@@ -67,19 +65,8 @@ def speculative(
         runner=chosen.pair.runner.model_copy(update=device),
     )
     tokenizer, spec = opened(spec)
-    return of_pair(Pair(spec, tokenizer, model, load_drafts(spec, model)), chosen.configuration)
-
-
-def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
-    """:func:`speculative` for models that are loaded."""
-    check_chains(configuration, PROGRAM)
-    return partial(_generate, DraftCandidates(pair, configuration), Lock())
-
-
-def forget(generate: Callable[..., Any]) -> None:
-    """Have a function of :func:`speculative` forget what its drafter learned in earlier calls."""
-    assert isinstance(generate, partial)
-    generate.args[0].drafter.forget()
+    pair = Pair(spec, tokenizer, model, load_drafts(spec, model))
+    return Speculative(pair, chosen.configuration)
 
 
 class DraftCandidates(CandidateGenerator):
@@ -191,39 +178,50 @@ class _Watched:
         return self._candidates
 
 
-def _generate(candidates: DraftCandidates, lock: Lock, *args: Any, **options: Any) -> Any:
-    for name in ("assistant_model", "custom_generate", "prompt_lookup_num_tokens"):
-        if options.get(name) is not None:
-            raise UserError(f"{name}: the configuration already chooses the drafter")
-    streamer = options.get("streamer")  # transformers hands none on to a function
+class Speculative:
+    """:func:`speculative` for models that are loaded."""
 
-    def decode(
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Any:
-        _check(input_ids, generation_config, model_kwargs)
-        kind: Any = type(model)
-        candidates.begin(input_ids, generation_config)
-        try:
-            return kind._assisted_decoding(
-                _Watched(model, candidates),
-                input_ids,
-                logits_processor=logits_processor,
-                stopping_criteria=stopping_criteria,
-                generation_config=generation_config,
-                streamer=streamer,
-                **model_kwargs,
-            )
-        finally:
-            candidates.end()
+    def __init__(self, pair: Pair, configuration: Configuration) -> None:
+        check_chains(configuration, PROGRAM)
+        self.candidates, self._lock = DraftCandidates(pair, configuration), Lock()
 
-    model: Any = candidates.model
-    with lock:
-        return model.generate(*args, custom_generate=decode, **options)
+    def forget(self) -> None:
+        """Forget what the drafter learned in earlier calls."""
+        self.candidates.drafter.forget()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        for name in ("assistant_model", "custom_generate", "prompt_lookup_num_tokens"):
+            if options.get(name) is not None:
+                raise UserError(f"{name}: the configuration already chooses the drafter")
+        streamer = options.get("streamer")  # transformers hands none on to a function
+
+        def decode(
+            model: PreTrainedModel,
+            input_ids: Tensor,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: GenerationConfig,
+            **model_kwargs: Any,
+        ) -> Any:
+            _check(input_ids, generation_config, model_kwargs)
+            kind: Any = type(model)
+            self.candidates.begin(input_ids, generation_config)
+            try:
+                return kind._assisted_decoding(
+                    _Watched(model, self.candidates),
+                    input_ids,
+                    logits_processor=logits_processor,
+                    stopping_criteria=stopping_criteria,
+                    generation_config=generation_config,
+                    streamer=streamer,
+                    **model_kwargs,
+                )
+            finally:
+                self.candidates.end()
+
+        model: Any = self.candidates.model
+        with self._lock:
+            return model.generate(*args, custom_generate=decode, **options)
 
 
 def _check(input_ids: Tensor, settings: GenerationConfig, inputs: Mapping[str, Any]) -> None:

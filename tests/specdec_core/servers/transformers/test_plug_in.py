@@ -14,7 +14,7 @@ from specdec_core.config import PairConfiguration, RunnerSettings, Sampling
 from specdec_core.engine import Engine, Request, forward_costs
 from specdec_core.servers.plug_in_drafter import PlugInDrafter
 from specdec_core.servers.transformers import plug_in
-from specdec_core.servers.transformers.plug_in import DraftCandidates, forget, of_pair, speculative
+from specdec_core.servers.transformers.plug_in import DraftCandidates, Speculative, speculative
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.servers.transformers.branches import Branches
@@ -51,7 +51,7 @@ def inputs(text, count=24):
 def test_greedy_output_is_that_of_generate(pair, name):
     """Candidates come with the prompt, unless a head drafts, or a bandit would charge its arm with
     the prompt."""
-    generate = of_pair(pair, configured(DRAFTERS[name]))
+    generate = Speculative(pair, configured(DRAFTERS[name]))
     model: Any = pair.target
     hooks = [len(m._forward_pre_hooks) for m in model.modules()]
     widths: list[int] = []
@@ -72,13 +72,13 @@ def test_greedy_output_is_that_of_generate(pair, name):
 
 
 def test_what_was_learned_from_earlier_texts_is_forgotten(pair):
-    generate = of_pair(pair, configured(DRAFTERS["suffix"]))
+    generate = Speculative(pair, configured(DRAFTERS["suffix"]))
     forwards: list[int] = []
     hook = pair.target.register_forward_hook(lambda *_: forwards.append(1))
     counts = []
     for again in (False, False, True):
         if again:
-            forget(generate)
+            generate.forget()
         forwards.clear()
         generate(**inputs(TEXTS[1]), do_sample=False)
         counts.append(len(forwards))
@@ -102,7 +102,7 @@ def test_candidates_are_those_of_the_engine(pair, name, monkeypatch):
 
     monkeypatch.setattr(PlugInDrafter, "propose", watched)
     text = TEXTS[0] if name == "head" else [*TEXTS[0], *first.tokens]
-    of_pair(pair, configuration)(**inputs(text), do_sample=False)
+    Speculative(pair, configuration)(**inputs(text), do_sample=False)
     expected = [chunk.candidates.tokens for chunk in chunks if chunk.candidates is not None]
     assert proposed[: len(expected)] == expected[: len(proposed)]
     assert abs(len(proposed) - len(expected)) <= 1  # of a last round there may be no room
@@ -122,7 +122,7 @@ class Heard(BaseStreamer):
 
 
 def test_streamers_processors_and_outputs_are_as_always(pair):
-    generate, heard = of_pair(pair, configured(CHAIN)), Heard()
+    generate, heard = Speculative(pair, configured(CHAIN)), Heard()
     asked: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.5, "output_scores": True}
     options = inputs(TEXTS[0]) | asked | {"return_dict_in_generate": True}
     model: Any = pair.target
@@ -148,11 +148,11 @@ def test_policies_get_what_a_forward_costs_in_transformers(pair, name, monkeypat
     policy = {"kind": "break_even", "max_tokens": 6}
     hybrid = {"kind": "hybrid", "otherwise": {"kind": "draft_model", "draft": name}}
     hybrid["otherwise"]["policy"] = policy
-    [candidates, _] = of_pair(pair, configured(hybrid)).args
+    candidates = Speculative(pair, configured(hybrid)).candidates
     assert candidates.drafter.drafter.otherwise.policy.settings.cost == pytest.approx(51 / 3)
     assert set(asked) == {1, 5}
     asked.clear()
-    of_pair(pair, configured(hybrid | {"otherwise": CHAIN}))
+    Speculative(pair, configured(hybrid | {"otherwise": CHAIN}))
     assert not asked
 
 
@@ -194,7 +194,7 @@ def enumerated(pair, drafter, sampling, length):
     def multinomial(probs, num_samples):
         return torch.tensor([[branches.choose(row.tolist())] for row in probs.double()])
 
-    generate = of_pair(pair, configured(drafter))
+    generate = Speculative(pair, configured(drafter))
     warped = {"temperature": sampling.temperature, "top_k": sampling.top_k}
     options = inputs(PROMPT, length) | warped | {"do_sample": True}
     found = np.zeros(VOCABULARY**length)
@@ -249,7 +249,7 @@ def test_candidates_with_another_distribution_would_be_found(monkeypatch):
 )
 def test_what_cannot_be_verified_is_refused(pair, drafter, reason):
     with pytest.raises(UserError, match=reason):
-        of_pair(pair, configured(drafter))
+        Speculative(pair, configured(drafter))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_what_cannot_be_verified_is_refused(pair, drafter, reason):
 )
 def test_calls_that_cannot_be_assisted_are_refused(pair, options, reason):
     with pytest.raises(UserError, match=reason):
-        of_pair(pair, configured({"kind": "suffix"}))(**inputs(TEXTS[0]), **options)
+        Speculative(pair, configured({"kind": "suffix"}))(**inputs(TEXTS[0]), **options)
 
 
 def test_what_a_target_can_hold_here_limits_no_candidates_elsewhere(longrope_folder, tiny_spec):
@@ -273,8 +273,8 @@ def test_what_a_target_can_hold_here_limits_no_candidates_elsewhere(longrope_fol
     spec = tiny_spec.model_copy(update={"runner": runner})
     for drafter, limited in ((CHAIN, True), ({"kind": "prompt_lookup"}, False)):
         chosen = PairConfiguration(pair=spec, configuration=configured(drafter))
-        generate: Any = speculative(model, chosen)
-        own = generate.args[0].drafter
+        generate = speculative(model, chosen)
+        own = generate.candidates.drafter
         for repeats, drafts in ((20, True), (120, not limited)):  # the draft has 512 positions
             own.begin(0, text * repeats)
             own.add(0, [7])
