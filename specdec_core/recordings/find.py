@@ -8,9 +8,9 @@ from pathlib import Path
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path
-from specdec_core.config import PairSpec, Sampling
+from specdec_core.config import PairSpec, RunnerSettings, Sampling
 from specdec_core.drafting.trained import weights_here
-from specdec_core.recordings.schema import HEADER, Recording
+from specdec_core.recordings.schema import HEADER, Header, Recording
 
 FINISHED = "finished"
 
@@ -47,8 +47,7 @@ def find_recording(
     prompts_digest: str,
     sampling: Sampling,
     max_new_tokens: int,
-    dtypes: tuple[str, str],
-    compiled: bool = False,
+    runner: RunnerSettings,
 ) -> Recording | None:
     """A finished, replayable recording under `root`; None where there is none. Of several, one by
     the same kind of forwards comes first, and then the one with the longest drafts. None is of a
@@ -57,30 +56,28 @@ def find_recording(
     Args:
         fingerprints: of `target` and the drafts, by name; the recording may hold other drafts too.
         prompts_digest: see :func:`specdec_core.prompts.prompt_sets.digest`.
-        dtypes: data types of target and drafts; `auto` is any.
-        compiled: whether forwards are compiled graphs, which round otherwise than eager ones.
+        runner: has the data types of target and drafts, where `auto` is any, and says whether
+            forwards are compiled graphs, which round otherwise than eager ones.
     """
-    matches = []
-    for recording in _finished(root):
-        header = recording.header
-        runner = header.pair.runner
-        if (
+
+    def matches(header: Header) -> bool:
+        recorded = header.pair.runner
+        return (
             header.replayable
             and header.served is None
             and fingerprints.items() <= header.fingerprints.items()
             and header.prompts.digest == prompts_digest
             and header.sampling == sampling
             and header.max_new_tokens == max_new_tokens
-            and dtypes[0] in ("auto", runner.target_dtype)
-            and dtypes[1] in ("auto", runner.draft_dtype)
-        ):
-            matches.append(recording)
+            and runner.target_dtype in ("auto", recorded.target_dtype)
+            and runner.draft_dtype in ("auto", recorded.draft_dtype)
+        )
 
     def fits(recording: Recording) -> tuple[bool, int]:
         header = recording.header
-        return header.pair.runner.compile == compiled, header.max_draft
+        return header.pair.runner.compile == runner.compile, header.max_draft
 
-    return max(matches, key=fits, default=None)
+    return max((r for r in _finished(root) if matches(r.header)), key=fits, default=None)
 
 
 def latest_recording(

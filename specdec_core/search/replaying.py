@@ -62,22 +62,8 @@ def fitting_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Re
         prints = fingerprints(plan.pair)
     except UserError:  # models of the hub, which loading the pair fetches
         return None
-    return _find(plan, home, plan.pair, prints, prompts_digest)
-
-
-def _find(
-    plan: ResolvedPlan, home: Path, pair: PairSpec, prints: Mapping[str, str], prompts_digest: str
-) -> Recording | None:
-    runner = pair.runner
-    return find_recording(
-        home / "traces",
-        prints,
-        prompts_digest,
-        plan.sampling,
-        plan.max_new_tokens,
-        (runner.target_dtype, runner.draft_dtype),
-        runner.compile,
-    )
+    settings = plan.sampling, plan.max_new_tokens, plan.pair.runner
+    return find_recording(home / "traces", prints, prompts_digest, *settings)
 
 
 def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
@@ -107,7 +93,8 @@ def open_replay(
     heads = load_heads(plan.samples, pair, fingerprints)
     if not plan.replay:
         return None
-    recording = named or _find(plan, home, pair, fingerprints, prompts_digest)
+    settings = plan.sampling, plan.max_new_tokens, pair.runner
+    recording = named or find_recording(home / "traces", fingerprints, prompts_digest, *settings)
     if recording is None:
         return None
     recording.check(fingerprints)

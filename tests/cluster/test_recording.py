@@ -13,7 +13,7 @@ import cluster.recording
 from cluster.recording import RecordingWorker, run_recording
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
-from specdec_core.config import Sampling
+from specdec_core.config import RunnerSettings, Sampling
 from specdec_core.engine import Request
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.find import find_recording
@@ -214,7 +214,7 @@ def test_recordings_are_found_by_what_they_are_of(recorded, copy):
         "prompts_digest": header.prompts.digest,
         "sampling": Sampling(),
         "max_new_tokens": 12,
-        "dtypes": ("float32", "float32"),
+        "runner": RunnerSettings(target_dtype="float32", draft_dtype="float32"),
     }
     found = find_recording(copy.parent, **wanted)
     assert found.folder == copy
@@ -223,7 +223,7 @@ def test_recordings_are_found_by_what_they_are_of(recorded, copy):
         "prompts_digest": "0",
         "sampling": Sampling(temperature=1),
         "max_new_tokens": 13,
-        "dtypes": ("bfloat16", "float32"),
+        "runner": RunnerSettings(target_dtype="bfloat16", draft_dtype="float32"),
     }
     for key, value in others.items():
         assert find_recording(copy.parent, **{**wanted, key: value}) is None, key
@@ -233,10 +233,11 @@ def test_recordings_are_found_by_what_they_are_of(recorded, copy):
     changes = {"pair": header.pair.with_runner(compile=True), "max_draft": 2}
     save_header(header.model_copy(update=changes), by_graphs)
     for compiled, expected in ((False, copy), (True, by_graphs)):
-        found = find_recording(copy.parent, **wanted, compiled=compiled)
+        runner = wanted["runner"].model_copy(update={"compile": compiled})
+        found = find_recording(copy.parent, **{**wanted, "runner": runner})
         assert found.folder == expected
     shutil.rmtree(by_graphs)
-    found = find_recording(copy.parent, **wanted, compiled=True)
+    found = find_recording(copy.parent, **{**wanted, "runner": runner})
     assert found.folder == copy
     shutil.copytree(copy, copy.parent / "garbled")
     (copy.parent / "garbled" / "recording.json").write_text("{")
