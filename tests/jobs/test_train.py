@@ -127,7 +127,9 @@ def test_unless_it_is_named_no_head_is_trained_for_an_eagle_head(
     folder = shutil.copytree(recordings_home / "traces" / "numbers", tmp_path / "recording")
     header = Recording.open(folder).header
     pair = header.pair.model_copy(update={"drafts": {**header.pair.drafts, "eagle": "eagle"}})
-    save_header(header.model_copy(update={"pair": pair, "eagle_heads": ("eagle",)}), folder)
+    prints = {**header.fingerprints, "eagle": "0"}
+    changed = {"pair": pair, "fingerprints": prints, "eagle_heads": ("eagle",)}
+    save_header(header.model_copy(update=changed), folder)
     asked = ("--recording", folder, "--kinds", "t2", "--learning-rate", "1e-3", "--set", "epochs=2")
     done = command(train_head.main, recordings_home, *asked, "--out", tmp_path / "heads")
     assert_shown(done, "heads of draft", "draft-t2")

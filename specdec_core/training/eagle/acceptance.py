@@ -37,12 +37,6 @@ class Acceptance(Value):
     sampled_tokens: float | None = None
 
     @property
-    def length(self) -> float:
-        """Expected accepted candidates of a greedy chain, or of a sampled one where no text is
-        greedy."""
-        return expected_length(self.greedy or self.sampled)
-
-    @property
     def kinds(self) -> dict[str, tuple[tuple[float, ...], float, float | None]]:
         """By how texts were decoded: acceptance by position, the accepted candidates of a chain
         from any token, and the tokens of a round."""

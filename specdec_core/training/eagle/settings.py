@@ -24,7 +24,10 @@ class EagleEvaluation(Evaluation):
 
     @property
     def score(self) -> float:
-        return self.acceptance.length
+        """The tokens of a round where they were counted, else of a chain from any token; greedy,
+        or at temperature 1 where no text is greedy."""
+        _, length, tokens = next(iter(self.acceptance.kinds.values()))
+        return 1 + length if tokens is None else tokens
 
     @property
     def figures(self) -> dict[str, float]:

@@ -14,7 +14,8 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleOneHead
 from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.recordings.schema import Recording, save_header
-from specdec_core.training.eagle.settings import EagleTrainingSettings
+from specdec_core.training.eagle.acceptance import Acceptance
+from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining, EagleTrainingCard
 from specdec_core.training.recorded.features import RecordedAnswers, RecordedTexts, record_features
 from specdec_core.training.recorded.gather import gather_features
@@ -33,13 +34,14 @@ def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatc
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr("specdec_core.training.trainer.time", clock)
     training = EagleTraining(recorded.texts, SETTINGS)
-    before = evaluated(training).acceptance
+    before = evaluated(training)
     heard: list[tuple[LoopReport, str]] = []
     training.run(tmp_path, lambda *standing: heard.append(standing))
-    after = max(training.curve, key=lambda e: e.acceptance.length).acceptance
-    assert evaluated(training).acceptance == after  # the best weights
+    best = max(training.curve, key=lambda e: e.score)
+    assert evaluated(training).acceptance == best.acceptance
+    before, after = before.acceptance, best.acceptance
     assert len(after.greedy) == len(after.sampled) == SETTINGS.steps
-    assert after.length > before.length + 0.5
+    assert after.kinds["greedy"][1] > before.kinds["greedy"][1] + 0.5
     assert after.kinds["temperature 1"][1] > before.kinds["temperature 1"][1] + 0.15
     assert 1 < before.greedy_tokens + 0.2 < after.greedy_tokens <= 1 + SETTINGS.steps
     assert training.curve[-1].loss < training.curve[0].loss
@@ -65,19 +67,29 @@ def test_a_head_is_trained_further(recorded, tmp_path):
     first.save(tmp_path / "head")
     further = {"draft_vocab_size": None, "start": str(tmp_path / "head"), "epochs": 2}
     second = EagleTraining(recorded.texts, SETTINGS.model_copy(update=further))
-    saved = evaluated(first).acceptance
-    assert evaluated(second).acceptance.length == pytest.approx(saved.length, abs=0.03)
+    saved = evaluated(first).score
+    assert evaluated(second).score == pytest.approx(saved, abs=0.03)
     assert second.output.shape == first.output.shape
     second.run(tmp_path / "second")
     best = max(second.curve, key=lambda evaluation: evaluation.score)
     assert second.curve[0].share < 0.1 < best.share
-    assert best.acceptance.length > saved.length + 0.1
+    assert best.score > saved + 0.1
     second.save(tmp_path / "further")
     third = EagleTraining(
         recorded.texts, EagleTrainingSettings(steps=3, start=str(tmp_path / "further"))
     )
-    assert evaluated(third).acceptance.length == pytest.approx(best.acceptance.length, abs=0.03)
+    assert evaluated(third).score == pytest.approx(best.score, abs=0.03)
     assert EagleTrainingCard.load(tmp_path / "further").settings.start == str(tmp_path / "head")
+
+
+def test_the_best_head_is_the_one_whose_rounds_have_the_most_tokens():
+    """A round begins where candidates have failed, so chains from any token say less."""
+    acceptance = Acceptance(greedy=(0.7,), sampled=(0.8,), greedy_tokens=1.6, sampled_tokens=1.9)
+    assert EagleEvaluation(acceptance=acceptance).score == 1.6
+    sampled = acceptance.model_copy(update={"greedy": ()})
+    assert EagleEvaluation(acceptance=sampled).score == 1.9
+    before = Acceptance(greedy=(0.5, 0.5), sampled=())  # of a card from before rounds were counted
+    assert EagleEvaluation(acceptance=before).score == 1.75
 
 
 def shape(texts, layers):
