@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -187,15 +187,17 @@ class RecordingWorker:
         self, spec: PairSpec, served: str | None = None, placed: Placed | None = None
     ) -> None:
         self.spec, self.served, self.placed = spec, served, placed
+        self.loaded: Pair | None = None  # no cached property: its lock could not be pickled
         self.recorder: Recorder | None = None
 
-    @cached_property
+    @property
     def pair(self) -> Pair:
-        if self.placed is not None:
-            return load_sharded(self.spec, self.placed)
-        if self.served is not None:
-            return served_pair(self.spec, drafts=True, heads=True)
-        return load_pair(self.spec)
+        if self.loaded is None and self.placed is not None:
+            self.loaded = load_sharded(self.spec, self.placed)
+        if self.loaded is None:
+            served = partial(served_pair, drafts=True, heads=True)
+            self.loaded = (load_pair if self.served is None else served)(self.spec)
+        return self.loaded
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from dashboards import cells
 from specdec_core.base.names import plain_name
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
@@ -47,13 +48,15 @@ class Section:
     style: str = ""  # of the page: caveats, long
 
     @classmethod
-    def drawn(cls, key: str, figure: go.Figure) -> Section:
-        """A figure under its own title."""
+    def drawn(cls, key: str, figure: go.Figure, frame: pd.DataFrame | None = None) -> Section:
+        """A figure under its own title, and the table that belongs to it, if any."""
         return cls(
             key=key,
             title=figure.layout.title.text,
             note=figure.layout.title.subtitle.text,
             figure=figure,
+            frame=frame,
+            shown=None if frame is None else cells.everything(frame),
             on_console=False,
         )
 
