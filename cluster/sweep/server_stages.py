@@ -28,7 +28,7 @@ from specdec_core.evidence.server_choice import (
     ServerRace,
     ServerSweep,
     after_first_runs,
-    best_by_load,
+    best_at,
     best_of_all,
     by_load,
     defaults,
@@ -192,26 +192,19 @@ class ServerStages:
         known = {**expressed.modes, **own}  # by the names that their rows have in the races
         simulated = self._simulated(recording, profile, known)
         modes = joined(self._defaults(), self._finalists(simulated, profile, known))
-        first, repeats = None, max(self.race.repeats - 1, 1)
+        first = None
         if self.race.repeats > 1:
             first = self._race("first runs", modes, repeats=1)
             simulated = as_served(simulated, first, known)
             chosen = self._finalists(simulated, profile, known)
             modes = after_first_runs(modes, self._defaults(), first.rows, loads, chosen)
-        write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
-        race = self._race("settings", modes, repeats)
-        configurations = _configurations(modes)
-        rows = race.may_win()
-        winner, best = best_of_all(rows, loads), best_by_load(rows, loads)
-        table = None
-        joint = by_load(server, models_in(self.server, self.pair), best, configurations)
+        joint = by_load(server, models_in(server, self.pair), simulated.schedule)
         if joint is not None:
-            default = best_of_all([row for row in rows if not row.with_ours], loads)
-            again = {race.autoregressive().name, default.name, winner.name, joint.name}
-            modes.append(joint)
-            raced = [mode for mode in modes if mode.name in again]
-            table = self._race("table", raced, repeats)
-            winner = best_of_all(table.may_win(), loads)
+            modes = joined(modes, [self._priced(joint, profile)])
+        write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
+        race = self._race("settings", modes, max(self.race.repeats - 1, 1))
+        rows = race.may_win()
+        winner = best_of_all(rows, loads)
         mode = next(each for each in modes if each.name == winner.name)
         usage, started = self._written(mode)
         return ServerSweep(
@@ -219,14 +212,13 @@ class ServerStages:
             title=server.title,
             first=first,
             race=race,
-            table=table,
             configurations=_configurations(modes),
             expected=_expected(simulated, known, modes),
             ranked=len(simulated.known) - 1,
             left_out=[each.label for each in expressed.left_out],
             recording=str(recording.folder),
             times=profile.device,
-            best={load.key: row.name for load, row in best.items()},
+            best={load.key: best_at(rows, load).name for load in loads},
             champion=winner.name,
             usage=usage,
             command=started,

@@ -12,20 +12,16 @@ from dashboards.reports.load import TIMES, by_load, how_measured, nested_runs
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, Section
 from specdec_core.evidence.load.result import LoadRow, requests_frame, summary_frame
-from specdec_core.evidence.server_choice import ServerRace, ServerSweep
+from specdec_core.evidence.server_choice import LOSS, ServerRace, ServerSweep
 from specdec_core.measure.comparison import halves, over
 from specdec_core.search.load.workload import Load
 
-TITLES = {"race": "The race at each load", "table": "The race of lengths by load"}
-
 
 def report(result: ServerSweep) -> Report:
-    race, more = result.race, _in_table_alone(result)
-    summaries = [_summary(result, each) for each in (race, result.table) if each is not None]
-    plain, compared = race.autoregressive(), result.deciding.autoregressive()
-    champion = result.configuration
+    race, summary = result.race, _summary(result)
+    plain, champion = race.autoregressive(), result.configuration
     ratios = [
-        (load, over(result.winner, compared, load, halves(load.requests)[1])) for load in race.loads
+        (load, over(result.winner, plain, load, halves(load.requests)[1])) for load in race.loads
     ]
     return Report(
         command="sweep",
@@ -39,39 +35,22 @@ def report(result: ServerSweep) -> Report:
         ),
         findings=[*_findings(result)],
         parts=[
-            *(_table(result, each, key) for each, key in zip(summaries, TITLES, strict=False)),
+            _table(result, summary),
             Section(key="start", title="Start the champion", lines=_start(result)),
-            contestants([*race.rows, *(row for each in more for row in each.rows)]),
+            contestants(race.rows),
             *([] if champion is None else [sentences([(result.champion, champion)])]),
         ],
         frames={"requests": _requests(result)},
         metrics=by_load((load, "speedup", ratio.value) for load, ratio in ratios)
         | by_load((load, "speedup_low", ratio.low) for load, ratio in ratios),
         tags={**report_tags(race), "server": result.server, "server_version": plain.version},
-        nested=[
-            *nested_runs(race, summaries[0]),
-            *(run for each in more for run in nested_runs(each, summaries[-1])),
-        ],
+        nested=nested_runs(race, summary),
     )
-
-
-def _in_table_alone(result: ServerSweep) -> list[ServerRace]:
-    """The race of lengths by load, if there was one, with the rows of modes that the race of all
-    modes did not have."""
-    if result.table is None:
-        return []
-    names = {row.name for row in result.race.rows}
-    rows = [row for row in result.table.rows if row.name not in names]
-    return [result.table.model_copy(update={"rows": rows})]
 
 
 def _requests(result: ServerSweep) -> pd.DataFrame:
     """The requests of all races."""
-    races = {
-        "first runs": result.first,
-        "all modes": result.race,
-        "lengths by load": result.table,
-    }
+    races = {"first runs": result.first, "race": result.race}
     frames = [
         requests_frame(race).assign(race=name) for name, race in races.items() if race is not None
     ]
@@ -80,7 +59,7 @@ def _requests(result: ServerSweep) -> pd.DataFrame:
 
 def _findings(result: ServerSweep) -> Iterator[str]:
     """The champion, its speed at each load, and what lost its race."""
-    race, winner = result.deciding, result.winner
+    race, winner = result.race, result.winner
     plain = race.autoregressive()
     yield f"champion of {result.title}: {result.champion}"
     for load in race.loads:
@@ -97,12 +76,11 @@ def _findings(result: ServerSweep) -> Iterator[str]:
         yield f"{speed}, {', '.join(against)}"
     for load in race.loads:
         if (name := result.best[load.key]) != result.champion:
-            yield f"{load}: {name} was the fastest in the race of all modes"
-    for row in result.race.rows:
+            yield f"{load}: {name} was the fastest"
+    for row in race.rows:
         if failed := [load.label for load in race.loads if row.errors(load)]:
             yield f"{row.name}: requests failed with {', '.join(failed)}; it cannot be champion"
-    races = [race for race in (result.race, result.table) if race is not None]
-    for name in sorted(set[str]().union(*(race.with_other_texts() for race in races))):
+    for name in sorted(race.with_other_texts()):
         yield f"{name}: float32 texts unequal to those without speculation; it cannot be champion"
     if result.configuration is None:
         yield (
@@ -142,7 +120,8 @@ def _ranking(result: ServerSweep) -> list[str]:
         else "the race has prompts of the recording, because the source has no further ones",
         _halved(result),
         "a mode that was shown to be slower than another one under a load had no further runs"
-        " under it; the champion is slower than no speculation at no load",
+        f" under it; the champion is slower by more than {LOSS:.0%} at no load, neither than no"
+        " speculation nor than the best of the server's own modes",
     ]
 
 
@@ -166,9 +145,9 @@ def _halved(result: ServerSweep) -> str:
     return "; ".join(parts)
 
 
-def _summary(result: ServerSweep, race: ServerRace) -> pd.DataFrame:
+def _summary(result: ServerSweep) -> pd.DataFrame:
     """The race's numbers, with the tokens a second that were expected."""
-    summary = summary_frame(race)
+    summary = summary_frame(result.race)
     expected = [
         result.expected.get(name, {}).get(load)
         for name, load in zip(summary["contestant"], summary["load"], strict=True)
@@ -176,7 +155,7 @@ def _summary(result: ServerSweep, race: ServerRace) -> pd.DataFrame:
     return summary.assign(expected=pd.array(expected, dtype="Float64"))
 
 
-def _table(result: ServerSweep, summary: pd.DataFrame, key: str) -> Section:
+def _table(result: ServerSweep, summary: pd.DataFrame) -> Section:
     """Each mode under every load, the fastest first."""
     ordered = summary.sort_values(["clients", "tokens_per_second"], ascending=[True, False])
     frame = ordered.reset_index(drop=True)
@@ -192,8 +171,8 @@ def _table(result: ServerSweep, summary: pd.DataFrame, key: str) -> Section:
         "equal texts": lambda row: f"{row['equal']:.0f} of {row['compared']:.0f}",
     }
     return Section(
-        key=key,
-        title=TITLES[key],
+        key="race",
+        title="The race at each load",
         note="Tokens a second of all clients together while all of them wait; expected: by replay"
         f" and simulation. {TIMES} Equal texts are those of the server without speculation.",
         frame=frame,

@@ -10,13 +10,15 @@ from typing import ClassVar
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Stored, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.evidence.load.result import DISTURBANCE, LoadResult, LoadRow
 from specdec_core.measure.comparison import OURS, halves, over
 from specdec_core.search.load.choice import finalists_at
-from specdec_core.search.load.schedule import TOLERANCE, scheduled
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import Mode, Models, Server
+
+LOSS = 0.02  # the share of its speed that a champion may lose at a load: no race shows less
 
 
 class ServerRace(LoadResult):
@@ -36,10 +38,8 @@ class ServerRace(LoadResult):
 
 
 class ServerSweep(Stored):
-    """The result of a sweep of a server. Modes are named by their rows in the race; loads are given
-    by their keys. `first` are the runs that the simulation was corrected by, where there are some.
-    `table` is the race of a table of lengths by load, which joins what is best at each load, if
-    there was one."""
+    """The result of a sweep of a server. Modes are named by their rows in the race, loads are given
+    by their keys. `first` has the runs that corrected the simulation, if there were some."""
 
     FILE: ClassVar[str] = "server.json"
     WHAT: ClassVar[str] = "sweep of a server"
@@ -48,7 +48,6 @@ class ServerSweep(Stored):
     title: str
     race: ServerRace
     first: ServerRace | None = None
-    table: ServerRace | None = None
     configurations: dict[str, Configuration]  # of the modes, where they are known
     expected: dict[str, dict[str, float]]  # tokens a second by simulation, by mode and load
     ranked: int  # settings that were ranked
@@ -68,14 +67,9 @@ class ServerSweep(Stored):
         return self.configurations.get(self.champion)
 
     @property
-    def deciding(self) -> ServerRace:
-        """The race that the champion won."""
-        return self.table or self.race
-
-    @property
     def winner(self) -> LoadRow:
-        """The champion's row in the deciding race."""
-        return next(row for row in self.deciding.rows if row.name == self.champion)
+        """The champion's row."""
+        return next(row for row in self.race.rows if row.name == self.champion)
 
 
 @dataclass(frozen=True)
@@ -172,78 +166,73 @@ def after_first_runs(
 
 
 def behind(rows: Sequence[LoadRow], loads: Sequence[Load]) -> set[str]:
-    """The names of the rows that another one was faster than at every load, and by
-    :data:`DISTURBANCE` over all loads. One with a failed request is neither."""
+    """The names of the rows that cannot win by :data:`DISTURBANCE`: another one was faster at every
+    load, and by that over all loads, or autoregressive decoding was by that at one load. One with a
+    failed request is neither."""
     speeds = {
         row.name: [row.tokens_per_second(load) for load in loads]
         for row in rows
         if not any(map(row.errors, loads))
     }
+    plain = {row.name for row in rows if row.autoregressive}
 
-    def fell(mine: list[float], other: list[float]) -> bool:
-        ratios = [theirs / ours for ours, theirs in zip(mine, other, strict=True)]
+    def fell(mine: list[float], other: str) -> bool:
+        ratios = [theirs / ours for ours, theirs in zip(mine, speeds[other], strict=True)]
+        if other in plain and max(ratios) > DISTURBANCE:
+            return True
         return min(ratios) > 1 and math.prod(ratios) > DISTURBANCE ** len(loads)
 
-    return {name for name, mine in speeds.items() if any(fell(mine, o) for o in speeds.values())}
+    return {name for name, mine in speeds.items() if any(fell(mine, other) for other in speeds)}
 
 
-def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, LoadRow]:
-    """The fastest row at each load, on the requests to choose on (:func:`halves`). The choice for
-    the load before is kept where no row is faster by more than 1 %, and autoregressive decoding is
-    not faster."""
-    best: dict[Load, LoadRow] = {}
-    kept: LoadRow | None = None
-    for load in loads:
-        whole = [row for row in rows if not row.errors(load)]
-        if not whole:
-            raise UserError(f"{load}: every server failed; the first said: {_error(rows[0], load)}")
-        choose, _ = halves(load.requests)
-        speeds = {row.name: row.tokens_per_second(load, choose) for row in whole}
-        leader = max(whole, key=lambda row: speeds[row.name])
-        plain = max((speeds[row.name] for row in whole if row.autoregressive), default=0.0)
-        if kept is None or max(speeds[leader.name] / (1 + TOLERANCE), plain) > speeds.get(
-            kept.name, 0.0
-        ):
-            kept = leader
-        best[load] = kept
-    return best
+def best_at(rows: Sequence[LoadRow], load: Load) -> LoadRow:
+    """The fastest row at a load, on the requests to choose on (:func:`halves`). Raises
+    :class:`UserError` where requests of all rows failed."""
+    choose, _ = halves(load.requests)
+    whole = [row for row in rows if not row.errors(load)]
+    if not whole:
+        raise UserError(f"{load}: every server failed; the first said: {_error(rows[0], load)}")
+    return max(whole, key=lambda row: row.tokens_per_second(load, choose))
 
 
 def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
-    """The fastest row over all loads, by the geometric mean of its ratios to autoregressive
-    decoding, on the requests to choose on (:func:`halves`). A row that is slower than
-    autoregressive decoding at some load, on all requests, is left out. Raises :class:`UserError`
-    where requests of autoregressive decoding failed."""
+    """The champion: of the server's own modes the :func:`_fastest`, or a row with settings of ours
+    that is faster and loses nothing at any load against it. Raises :class:`UserError` where
+    requests of autoregressive decoding failed."""
     plain = next(row for row in rows if row.autoregressive)
     if failed := [load for load in loads if plain.errors(load)]:
         raise UserError(
             f"{plain.name}: requests failed with {failed[0]}, so nothing can be compared with it"
             f" (--fresh races again); the first said: {_error(plain, failed[0])}"
         )
-    gains = {plain.name: 0.0}
-    for row in rows:
-        if row is not plain and not any(map(row.errors, loads)):
-            ratios = [over(row, plain, at, halves(at.requests)[0]).value for at in loads]
-            if all(over(row, plain, at).value >= 1 for at in loads):
-                gains[row.name] = sum(map(math.log, ratios)) / len(ratios)
-    name = max(gains, key=lambda name: gains[name])
-    return next(row for row in rows if row.name == name)
+    default = _fastest([row for row in rows if not row.with_ours], loads, plain, plain)
+    return _fastest(rows, loads, plain, default)
 
 
-def by_load(
-    server: Server,
-    models: Models,
-    best: Mapping[Load, LoadRow],
-    configurations: Mapping[str, Configuration],
-) -> Mode | None:
-    """One mode that drafts at each load as the best one there does. None where that is one of them,
-    or the server cannot be started so."""
-    if not all(row.name in configurations for row in best.values()):
+def _fastest(
+    rows: Iterable[LoadRow], loads: Sequence[Load], plain: LoadRow, default: LoadRow
+) -> LoadRow:
+    """The fastest row over all loads, by the geometric mean of its ratios to `plain`, on the
+    requests to choose on (:func:`halves`). A row that is slower than `plain` or `default` by more
+    than :data:`LOSS` at some load, on all requests, is left out."""
+
+    def gain(row: LoadRow) -> float:
+        ratios = (over(row, plain, at, halves(at.requests)[0]).value for at in loads)
+        return sum(map(math.log, ratios))
+
+    def may_win(row: LoadRow) -> bool:
+        ratios = (over(row, rival, at).value for rival in (plain, default) for at in loads)
+        return not any(map(row.errors, loads)) and min(ratios) >= 1 - LOSS
+
+    return max([default, *filter(may_win, rows)], key=gain)
+
+
+def by_load(server: Server, models: Models, schedule: Configuration) -> Mode | None:
+    """The mode that drafts by load. None where the server cannot be started so, or where
+    `schedule` drafts alike at all loads."""
+    if not isinstance(schedule.drafter, ScheduleSettings):
         return None
-    chosen = scheduled({load.clients or 1: configurations[row.name] for load, row in best.items()})
-    if chosen in configurations.values():
-        return None
-    mode = next(iter(express(server, models, [chosen]).modes.values()), None)
+    mode = next(iter(express(server, models, [schedule]).modes.values()), None)
     # A schedule of the plan may have the same label.
     return mode and replace(mode, name=f"{mode.name}, best by load")
 

@@ -7,7 +7,7 @@ from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.evidence.server_choice import (
     after_first_runs,
     behind,
-    best_by_load,
+    best_at,
     best_of_all,
     by_load,
     express,
@@ -39,7 +39,6 @@ def row(name, alone, together):
 
 PLAIN = row("plain", 0.10, 0.20)
 LONG, SHORT = row("long", 0.05, 0.25), row("short", 0.07, 0.18)
-CONFIGURATIONS = {"plain": AUTOREGRESSIVE, "long": small(6), "short": small(2)}
 
 
 def test_configurations_become_modes_once_and_the_rest_is_named():
@@ -85,9 +84,11 @@ def test_the_race_leaves_out_what_fell_behind_in_the_first_runs_but_the_best_of_
     close = {"plain": (0.1, 0.1), "draft": (0.12, 0.12), "n-gram": (0.12, 0.12)}
     everything = ["plain", "draft", "n-gram", "long", "short", "new"]
     assert raced(**close, long=(0.1, 0.12), short=(0.12, 0.1)) == everything
-    # Slower by 2 and 1.1; then slower at one of two loads only.
-    assert "long" not in raced(**close, long=(0.2, 0.11), short=(0.1, 0.1))
-    assert "long" in raced(**close, long=(0.2, 0.09), short=(0.1, 0.1))
+    # Slower than another by 1.6 and 1.25; then slower at one of two loads only; then slower than
+    # no speculation at one load, by what disturbs no run.
+    assert "long" not in raced(**close, long=(0.125, 0.125), short=(0.08, 0.1))
+    assert "long" in raced(**close, long=(0.125, 0.09), short=(0.08, 0.1))
+    assert "long" not in raced(**close, long=(0.135, 0.09), short=(0.08, 0.1))
     # All of the server's own fell behind, and the corrected simulation chose one that did.
     far = {"plain": (0.3, 0.3), "draft": (0.2, 0.3), "n-gram": (0.2, 0.2), "short": (0.2, 0.2)}
     assert raced(**far, long=(0.1, 0.1)) == ["plain", "n-gram", "long", "short", "new"]
@@ -106,22 +107,32 @@ def test_what_failed_falls_behind_nothing_and_nothing_falls_behind_it():
     assert behind([PLAIN, slow], LOADS) == set()
 
 
-def test_the_best_at_each_load_is_joined_in_a_table_of_lengths():
-    best = best_by_load([PLAIN, LONG, SHORT], LOADS)
-    assert [each.name for each in best.values()] == ["long", "short"]
-    table = by_load(SERVER, MODELS, best, CONFIGURATIONS)
-    drafter = table.configuration.drafter
-    assert [drafter.at(n) for n in (1, 2, 4, 9)] == [small(k).drafter for k in (6, 2, 2, 2)]
-    other = configured({"kind": "schedule", "ranges": {1: 5, 2: 1}})
-    [planned] = express(SERVER, MODELS, [other]).modes.values()
-    assert planned.name == table.configuration.label != table.name
-    same = dict.fromkeys(best, SHORT)
-    assert by_load(SERVER, MODELS, same, CONFIGURATIONS) is None
+def test_a_schedule_becomes_a_table_of_lengths_with_a_name_of_its_own():
+    best = configured({"kind": "schedule", "ranges": {1: 5, 2: 1}})
+    table = by_load(SERVER, MODELS, best)
+    assert table.configuration == best
+    [planned] = express(SERVER, MODELS, [best]).modes.values()
+    assert planned.name == best.label != table.name
+    assert by_load(SERVER, MODELS, small(2)) is None
 
 
 def test_what_loses_to_no_speculation_at_a_load_is_no_champion():
     assert best_of_all([PLAIN, LONG, SHORT], LOADS) is SHORT
     assert best_of_all([PLAIN, LONG], LOADS) is PLAIN
+
+
+def test_what_loses_to_the_servers_own_best_mode_at_a_load_is_no_champion():
+    default = row("default", 0.08, 0.10)
+
+    def ours(alone, together):
+        return row("ours", alone, together).model_copy(update={"with_ours": True})
+
+    # 8 times and 1.9 times as fast as no speculation, but slower than the default at a load.
+    assert best_of_all([PLAIN, default, ours(0.0125, 0.105)], LOADS) is default
+    within = ours(0.0125, 0.1015)
+    assert best_of_all([PLAIN, default, within], LOADS) is within
+    # It is compared with the best own mode that may win itself.
+    assert best_of_all([PLAIN, row("default", 0.01, 0.21), near := ours(0.05, 0.1)], LOADS) is near
 
 
 def luck(slower, half):
@@ -153,5 +164,5 @@ def test_what_failed_a_request_is_no_champion(load):
     failed = SHORT.model_copy(deep=True)
     failed.runs[load][0][3].error = "the answer broke off"
     assert best_of_all([PLAIN, failed], LOADS) is PLAIN
-    best = best_by_load([PLAIN, failed], LOADS)
-    assert {each.key: found.name for each, found in best.items()}[load] == "plain"
+    at = next(each for each in LOADS if each.key == load)
+    assert best_at([PLAIN, failed], at) is PLAIN
