@@ -94,7 +94,7 @@ class RunningServer(Value):
         try:
             known: bool | ssl.SSLContext = True
             if self.certificate is not None:
-                known = trusting(self.certificate)
+                known = trusting(self.certificate, at_any_time=True)
             with httpx.Client(timeout=timeout, trust_env=False, verify=known) as http:
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:

@@ -13,6 +13,8 @@ from specdec_core.base.errors import UserError, os_reason
 # As OpenSSL calls a key of another certificate; the last one where it is of another kind.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, unnamed in Python
+
 
 class Tls(NamedTuple):
     """A certificate, with those that vouch for it, and its private key; PEM files."""
@@ -84,10 +86,12 @@ def own_certificate(file: Path) -> str:
     return found[0]
 
 
-def trusting(certificate: str) -> ssl.SSLContext:
+def trusting(certificate: str, at_any_time: bool = False) -> ssl.SSLContext:
     """For a client on this machine that knows the server's certificate, as PEM: it trusts that one
-    alone, under whatever address it reaches the server."""
+    alone, under whatever address it reaches the server; `at_any_time`, also once it has expired."""
     context = ssl.create_default_context(cadata=certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also a signed one
+    if at_any_time:
+        context.verify_flags |= _NO_CHECK_TIME
     return context

@@ -113,7 +113,7 @@ class AnswerServer:
         """
         if self._llama_cpp:
             answer = self._send("POST", _LLAMA_CPP, self._own(prompt, max_new_tokens) | fields)
-            tokens = self._json(answer)["tokens"]
+            tokens = self._json(answer).get("tokens") or []
         else:
             body = {**self._body(prompt, max_new_tokens), **self._more, **fields}
             choice = self._completed(self._send("POST", "/v1/completions", body), prompt)
@@ -264,13 +264,14 @@ class AnswerServer:
             sleep(2**number / 10)
         return answer
 
-    def _json(self, answer: httpx.Response) -> Any:
+    def _json(self, answer: httpx.Response) -> dict[str, Any]:
         if answer.status_code != httpx.codes.OK:
             raise UserError(f"{self.url}: status {answer.status_code}: {refusal(answer.text)}")
-        try:
-            return answer.json()
-        except ValueError:
-            raise UserError(f"{self.url}: answers something else than JSON") from None
+        with suppress(ValueError):
+            content = answer.json()
+            if isinstance(content, dict):
+                return content
+        raise UserError(f"{self.url}: answers something else than a JSON object")
 
     def _completed(self, answer: httpx.Response, prompt: Sequence[int]) -> dict[str, Any]:
         """The choice of an answer. The hidden states that were written beside it are removed."""
@@ -281,7 +282,7 @@ class AnswerServer:
                 hidden_states.taken(path, prompt)
         return choice
 
-    def _choice(self, content: Any) -> dict[str, Any]:
+    def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
         try:
             [choice] = content["choices"]
             assert isinstance(choice["text"], str)

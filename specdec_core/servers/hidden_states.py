@@ -25,8 +25,9 @@ ASKED: dict[str, Any] = {_FIELD: {"include_output_tokens": True}}
 
 def written(answer: Mapping[str, Any]) -> Path | None:
     """The file that an answer names; None where it names none."""
-    place = (answer.get(_FIELD) or {}).get("hidden_states_path")
-    return None if place is None else Path(place)
+    given = answer.get(_FIELD)
+    place = given.get("hidden_states_path") if isinstance(given, Mapping) else None
+    return Path(place) if isinstance(place, str) else None
 
 
 def taken(path: Path, tokens: Sequence[int]) -> Tensor:

@@ -82,6 +82,15 @@ def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path):
         assert _accepted(context, server) == accepted
 
 
+def test_a_server_whose_certificate_has_expired_can_still_be_operated(tmp_path):
+    old = certificate(tmp_path / "old", valid=(-2, -1))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*old)
+    for at_any_time in (False, True):
+        context = trusting(own_certificate(old.certificate), at_any_time)
+        assert _accepted(context, server) == at_any_time
+
+
 def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_for(tmp_path):
     authority = certificate(tmp_path / "authority")
     ours, theirs = (certificate(tmp_path / n, authority=authority) for n in ("ours", "theirs"))

@@ -77,6 +77,36 @@ def test_no_error_shows_a_key_or_a_password(monkeypatch, key, url, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("content", [[], "text", None, {}, {"choices": [7]}])
+def test_what_is_no_completion_is_said_in_one_line(content):
+    asked = []
+
+    def answer(body):
+        asked.append(body)
+        return 200, content if len(asked) > 1 else choice(token_ids=[3])
+
+    with scripted(answer) as url:
+        server = AnswerServer(url, TOKENIZER, {0})
+        for complete in (server.complete, server.complete_with_features):
+            with pytest.raises(UserError, match=f"^{url}: [^\n]+$"):
+                complete(PROMPT, 2)
+
+
+def test_llama_cpp_without_tokens_is_said_in_one_line():
+    asked = []
+
+    def answer(body):
+        asked.append(body)
+        if "n_predict" in body:
+            return 200, {"tokens": [3]} if len(asked) < 3 else {"content": "a"}
+        return 400, {}
+
+    with scripted(answer) as url:
+        server = AnswerServer(url, TOKENIZER, {0})
+        with pytest.raises(UserError, match="an answer without a token"):
+            server.complete(PROMPT, 2)
+
+
 def test_a_text_that_ends_inside_a_character_lacks_that_character():
     expected = TOKENIZER(" return")["input_ids"]
     with scripted(answers(" return\N{REPLACEMENT CHARACTER}")) as url:
