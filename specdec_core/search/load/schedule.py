@@ -22,14 +22,15 @@ def choose_schedule(
     """The best configuration for each number of clients in a table of simulations
     (:class:`~specdec_core.search.load.simulated.Simulated`), as one that can be served
     (:func:`scheduled`). The one for fewer clients is kept where no other gains more than
-    `tolerance`."""
+    `tolerance`, and autoregressive decoding gains nothing."""
     known = {each.id: each for each in configurations}
     best: dict[int, Configuration] = {}
     kept: str | None = None
     for clients, rows in simulated.groupby("clients"):
         value = rows.set_index("config_id")[by]
         leader = str(value.idxmax())
-        if kept is None or value[leader] > (1 + tolerance) * value[kept]:
+        plain = known[leader].drafter is None
+        if kept is None or plain or value[leader] > (1 + tolerance) * value[kept]:
             kept = leader
         best[int(str(clients))] = known[kept]
     return scheduled(best)

@@ -153,30 +153,35 @@ def test_a_trace_sends_its_own_prompts(replay, tiny_pair, tmp_path):
 
 
 class Near(Machine):
-    """Everyone answers as six candidates do; with two clients or more the one that was best for
-    one takes a little longer, give or take."""
+    """All configurations answer as six candidates do. With two clients or more the one that was
+    best for one takes a little longer than `best`, give or take."""
+
+    best = FIVE
 
     def answer(self, configuration, load):
         records = super().answer(SIX, load)
         noise = np.random.default_rng([len(self.taken)]).normal(1, 0.02, len(records))
         pace = {SIX.id: 1.0, FIVE.id: 2.0}.get(configuration.id, 3.0)
-        if load.clients != 1 and configuration in (SIX, FIVE):
+        if load.clients != 1 and configuration in (SIX, self.best):
             pace = 1.004 if configuration == SIX else 1.0
         for record, each in zip(records, pace * noise, strict=True):
             record.last = record.sent + (record.last - record.sent) * each
         return records
 
 
-@pytest.mark.parametrize("cost", [0.2, 0.0])
-def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(replay, cost, tmp_path):
+@pytest.mark.parametrize(("cost", "best"), [(0.2, FIVE), (0.0, FIVE), (0.2, AUTOREGRESSIVE)])
+def test_what_was_best_before_stays_only_where_it_costs_little_and_nothing_to_no_speculation(
+    replay, cost, best, tmp_path
+):
     workload = Workload(clients=(1, 2), requests=48)
     live = LiveSettings(repeats=4, cost=cost, within=0.5, requests=48)
     machine = Near(replay, workload, UP_TO_A_DOZEN)
+    machine.best = best
     choice, _ = choose_for_load([SIX, FIVE], replay, ALWAYS_FREE, workload, live, machine, tmp_path)
     one, two = choice.verdicts
     assert one.config_id == SIX.id
-    assert {SIX.id, FIVE.id} <= set(two.in_question)
-    assert (two.config_id == SIX.id) == (cost > 0)
+    assert {SIX.id, best.id} <= set(two.in_question)
+    assert two.config_id == (SIX if cost and best is FIVE else best).id
 
 
 def ranges(configuration):
@@ -207,8 +212,14 @@ def test_a_change_has_to_gain_something():
         for clients, values in {1: (100, 150, 90), 4: (200, 199.5, 201), 8: (300, 200, 250)}.items()
         for each, value in zip((AUTOREGRESSIVE, SIX, TWO), values, strict=True)
     ]
-    simulated = pd.DataFrame(rows, columns=["clients", "config_id", "tokens_per_second"])
+    names = ["clients", "config_id", "tokens_per_second"]
+    simulated = pd.DataFrame(rows, columns=names)
     known = [AUTOREGRESSIVE, SIX, TWO]
     assert ranges(choose_schedule(simulated, known)) == {1: SIX.drafter, 5: None}
     eager = choose_schedule(simulated, known, tolerance=0)
     assert ranges(eager) == {1: SIX.drafter, 2: TWO.drafter, 5: None}
+    # A change to no speculation need not gain as much.
+    close = pd.DataFrame(
+        [*rows[:3], (4, SIX.id, 199.5), (4, AUTOREGRESSIVE.id, 200)], columns=names
+    )
+    assert ranges(choose_schedule(close, known)) == {1: SIX.drafter, 2: None}
