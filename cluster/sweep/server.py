@@ -19,7 +19,7 @@ from typing import Any
 
 from cluster.load.cores import Cores
 from cluster.sweep.run import pair_of
-from cluster.sweep.server_stages import LOGS, ServerStages
+from cluster.sweep.server_stages import LEAST, LOGS, ServerStages
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
@@ -39,8 +39,6 @@ from specdec_core.search.replaying import (
 from specdec_core.servers.answers import served_layers, served_pair
 from specdec_core.servers.model_files import placed
 from specdec_core.servers.server import Server
-
-LEAST = 12  # requests under a load, where the plan says nothing: repeats tell more than requests
 
 
 def run_server_sweep(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -31,6 +31,7 @@ from specdec_core.evidence.server_choice import (
     best_at,
     best_of_all,
     by_load,
+    contenders,
     defaults,
     express,
     finalists,
@@ -60,6 +61,8 @@ USAGE = "usage.txt"
 STARTED = "started"  # the folder of the files that the shown command reads
 LOGS = "logs"  # the folder of what the servers print
 PORT = 8000  # of the command that is shown
+LEAST = 12  # requests under a load, where the plan says nothing: repeats tell more than requests
+FIRST = 2  # waves of requests of the first runs, which have half of the least
 
 
 @dataclass
@@ -191,18 +194,19 @@ class ServerStages:
         own = {c.id: mode for mode in self._defaults() if (c := mode.configuration) is not None}
         known = {**expressed.modes, **own}  # by the names that their rows have in the races
         simulated = self._simulated(recording, profile, known)
-        modes = joined(self._defaults(), self._finalists(simulated, profile, known))
+        chosen = finalists(simulated, known, self.plan.live)
+        modes = joined(self._defaults(), self._priced(chosen, profile))
         first = None
         if self.race.repeats > 1:
-            first = self._race("first runs", modes, repeats=1)
+            first = self._race("first runs", modes, repeats=1, waves=FIRST, least=LEAST // 2)
             simulated = as_served(simulated, first, known)
-            chosen = self._finalists(simulated, profile, known)
+            chosen = self._priced(contenders(simulated, known, self.plan.live), profile)
             modes = after_first_runs(modes, self._defaults(), first.rows, loads, chosen)
         joint = by_load(server, models_in(server, self.pair), simulated.schedule)
         if joint is not None:
-            modes = joined(modes, [self._priced(joint, profile)])
+            modes = joined(modes, self._priced([joint], profile))
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
-        race = self._race("settings", modes, max(self.race.repeats - 1, 1))
+        race = self._race("settings", modes, repeats=max(self.race.repeats - 1, 1))
         rows = race.may_win()
         winner = best_of_all(rows, loads)
         mode = next(each for each in modes if each.name == winner.name)
@@ -224,12 +228,6 @@ class ServerStages:
             command=started,
         )
 
-    def _finalists(
-        self, simulated: Simulated, profile: Profile, known: Mapping[str, Mode]
-    ) -> list[Mode]:
-        """The best few at each load."""
-        return [self._priced(m, profile) for m in finalists(simulated, known, self.plan.live)]
-
     def _simulated(
         self, recording: Recording, profile: Profile, modes: Mapping[str, Mode]
     ) -> Simulated:
@@ -244,16 +242,20 @@ class ServerStages:
             raise UserError(f"{recording.folder}: no settings can be ranked on it")
         return Simulated(ranked, replay, profile, self.plan.workload, self.observer)
 
-    def _priced(self, mode: Mode, profile: Profile) -> Mode:
-        """The mode at the costs of the server's steps, if it is a plug-in's that asks for them."""
-        if mode.plug_in is None:
-            return mode
-        return self.server.plug_in_mode(mode.plug_in.priced(profile), mode.name)
+    def _priced(self, modes: Iterable[Mode], profile: Profile) -> list[Mode]:
+        """The modes at the costs of the server's steps, which a plug-in's policy may ask for."""
+        return [
+            mode
+            if mode.plug_in is None
+            else self.server.plug_in_mode(mode.plug_in.priced(profile), mode.name)
+            for mode in modes
+        ]
 
-    def _race(self, what: str, modes: Sequence[Mode], repeats: int) -> ServerRace:
-        """The server in these modes under each load. Runs that are on disk are not made again."""
+    def _race(self, what: str, modes: Sequence[Mode], **changes: int) -> ServerRace:
+        """The server in these modes under each load, with `changes` to the plan of the race. Runs
+        that are on disk are not made again."""
         started, facts, given = datetime.now(UTC), environment(), self.plan.prompts
-        race = self.race.model_copy(update={"repeats": repeats})
+        race = self.race.model_copy(update=changes)
         asked = PromptSet.of(given.source, self.prompts, given.chat_template)
         contestants = [self.contestant(mode) for mode in modes]
         settings = [dict(mode.settings) for mode in modes]
@@ -281,7 +283,7 @@ class ServerStages:
             pair=self.pair.spec,
             prompts=asked,
             max_new_tokens=self.race.max_new_tokens,
-            repeats=repeats,
+            repeats=race.repeats,
             loads=race.loads,
             slots=race.slots,
             one_server=race.one_server,

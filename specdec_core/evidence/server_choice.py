@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+import pandas as pd
+
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Stored, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
-from specdec_core.evidence.load.result import DISTURBANCE, LoadResult, LoadRow
+from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.measure.comparison import OURS, halves, over
 from specdec_core.search.load.choice import finalists_at
 from specdec_core.search.load.simulated import Simulated
@@ -19,6 +22,8 @@ from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import Mode, Models, Server
 
 LOSS = 0.02  # the share of its speed that a champion may lose at a load: no race shows less
+MARGIN = 0.1  # by which a simulation that was corrected is off at most
+CONTENDERS = 2  # at least, if as many are near the best
 
 
 class ServerRace(LoadResult):
@@ -113,13 +118,25 @@ def _as_there(server: Server, configuration: Configuration) -> Configuration:
 
 
 def finalists(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSettings) -> list[Mode]:
-    """The modes to race: the best few at each load, each once."""
+    """The modes of the first runs: the best few at each load, each once."""
     chosen: dict[str, Mode] = {}
     for load in simulated.traffic.loads:
         values, first = simulated.values(load), simulated.choice(load)
         for each in finalists_at(values, simulated.known.values(), first.id, live):
             chosen[each.id] = modes[each.id]
     return list(chosen.values())
+
+
+def contenders(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSettings) -> list[Mode]:
+    """The modes that may be the fastest over all loads, by a simulation that was corrected: a few
+    of the best by the geometric mean of their speeds. One that loses more than :data:`MARGIN` to
+    autoregressive decoding at some load is none; a table by load may have it at others."""
+    speeds = pd.DataFrame({load.key: simulated.values(load) for load in simulated.traffic.loads})
+    least = (1 - MARGIN) * speeds.loc[simulated.baseline.id]
+    overall = np.exp(np.log(speeds[(speeds >= least).all(axis=1)]).mean(axis=1))
+    few = live.model_copy(update={"finalists": max(live.finalists, CONTENDERS)})
+    best = finalists_at(overall, simulated.known.values(), str(overall.idxmax()), few)
+    return [modes[each.id] for each in best]
 
 
 def defaults(modes: Sequence[Mode]) -> list[Mode]:
@@ -147,42 +164,19 @@ def after_first_runs(
     loads: Sequence[Load],
     chosen: Iterable[Mode],
 ) -> list[Mode]:
-    """The modes of the race: those of the first runs (`modes`, with `rows`) but the ones that fell
-    :func:`behind`, and those that the corrected simulation has `chosen`. One that did not start has
-    no row, and is not started again. Of the server's `own` modes autoregressive decoding stays, and
-    the fastest that drafts, because the champion is compared with them."""
+    """The modes of the race, after first runs of `modes`, which have `rows`: of the server's `own`
+    autoregressive decoding and the fastest that drafts, and those that the corrected simulation has
+    `chosen`. One that did not start has no row, and is not started again."""
     drafting = {mode.name for mode in own if not mode.autoregressive}
     speeds = {
         row.name: math.prod(row.tokens_per_second(load) for load in loads)
         for row in rows
         if row.name in drafting and not any(map(row.errors, loads))
     }
-    kept = {mode.name for mode in own if mode.autoregressive}
-    kept.add(max(speeds, key=lambda name: speeds[name], default=""))
-    left = behind(rows, loads) - kept
+    best = max(speeds, key=lambda name: speeds[name], default=None)
     ended = {mode.name for mode in modes} - {row.name for row in rows}
-    stay = [mode for mode in modes if mode.name not in left | ended]
-    return joined(stay, [mode for mode in chosen if mode.name not in ended])
-
-
-def behind(rows: Sequence[LoadRow], loads: Sequence[Load]) -> set[str]:
-    """The names of the rows that cannot win by :data:`DISTURBANCE`: another one was faster at every
-    load, and by that over all loads, or autoregressive decoding was by that at one load. One with a
-    failed request is neither."""
-    speeds = {
-        row.name: [row.tokens_per_second(load) for load in loads]
-        for row in rows
-        if not any(map(row.errors, loads))
-    }
-    plain = {row.name for row in rows if row.autoregressive}
-
-    def fell(mine: list[float], other: str) -> bool:
-        ratios = [theirs / ours for ours, theirs in zip(mine, speeds[other], strict=True)]
-        if other in plain and max(ratios) > DISTURBANCE:
-            return True
-        return min(ratios) > 1 and math.prod(ratios) > DISTURBANCE ** len(loads)
-
-    return {name for name, mine in speeds.items() if any(fell(mine, other) for other in speeds)}
+    kept = [mode for mode in own if mode.autoregressive or mode.name == best]
+    return joined(kept, [mode for mode in chosen if mode.name not in ended])
 
 
 def best_at(rows: Sequence[LoadRow], load: Load) -> LoadRow:

@@ -1,20 +1,23 @@
 """What a sweep of a server compares, and what it is started with after the race."""
 
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.evidence.server_choice import (
     after_first_runs,
-    behind,
     best_at,
     best_of_all,
     by_load,
+    contenders,
     express,
     joined,
 )
 from specdec_core.measure.comparison import halves
-from specdec_core.search.load.workload import Load
+from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import DraftFile, Mode, Models
 from tests.load_result import REQUESTS, load_row, records
 from tests.own_server import OwnServer
@@ -71,7 +74,7 @@ def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):
     assert len(express(SERVER, MODELS, asked).modes) == 2
 
 
-def test_the_race_leaves_out_what_fell_behind_in_the_first_runs_but_the_best_of_the_servers_own():
+def test_of_the_servers_own_modes_the_fastest_in_the_first_runs_is_raced():
     plain, *own = [Mode("plain", {}), Mode("draft", {"k": 3}), Mode("n-gram", {"k": 4})]
     ours = [Mode("long", {"k": 6}), Mode("short", {"k": 2}), Mode("new", {"k": 1})]
 
@@ -81,30 +84,46 @@ def test_the_race_leaves_out_what_fell_behind_in_the_first_runs_but_the_best_of_
         found = after_first_runs(modes, [plain, *own], rows, LOADS, ours[1:])
         return [mode.name for mode in found]
 
-    close = {"plain": (0.1, 0.1), "draft": (0.12, 0.12), "n-gram": (0.12, 0.12)}
-    everything = ["plain", "draft", "n-gram", "long", "short", "new"]
-    assert raced(**close, long=(0.1, 0.12), short=(0.12, 0.1)) == everything
-    # Slower than another by 1.6 and 1.25; then slower at one of two loads only; then slower than
-    # no speculation at one load, by what disturbs no run.
-    assert "long" not in raced(**close, long=(0.125, 0.125), short=(0.08, 0.1))
-    assert "long" in raced(**close, long=(0.125, 0.09), short=(0.08, 0.1))
-    assert "long" not in raced(**close, long=(0.135, 0.09), short=(0.08, 0.1))
-    # All of the server's own fell behind, and the corrected simulation chose one that did.
-    far = {"plain": (0.3, 0.3), "draft": (0.2, 0.3), "n-gram": (0.2, 0.2), "short": (0.2, 0.2)}
-    assert raced(**far, long=(0.1, 0.1)) == ["plain", "n-gram", "long", "short", "new"]
+    ran = {"plain": (0.1, 0.1), "draft": (0.12, 0.12), "n-gram": (0.11, 0.12)}
+    ran |= {"long": (0.1, 0.1), "short": (0.1, 0.1)}
+    assert raced(**ran) == ["plain", "n-gram", "short", "new"]
+    assert raced(**ran | {"draft": (0.01, 0.5)})[1] == "draft"  # over both loads
     # Without a row, one did not start; it is not started again.
-    del close["draft"]
-    assert raced(**close, long=(0.1, 0.12)) == ["plain", "n-gram", "long", "new"]
+    del ran["short"], ran["n-gram"]
+    assert raced(**ran) == ["plain", "draft", "new"]
+    del ran["draft"]
+    assert raced(**ran) == ["plain", "new"]
 
 
-def test_what_failed_falls_behind_nothing_and_nothing_falls_behind_it():
-    failed = row("failed", 0.01, 0.01)
-    assert behind([PLAIN, failed], LOADS) == {"plain"}
-    failed.runs["4"][0][0].error = "it ended"
-    assert behind([PLAIN, failed], LOADS) == set()
-    slow = row("slow", 9.0, 9.0)
-    slow.runs["4"][0][0].error = "it ended"
-    assert behind([PLAIN, slow], LOADS) == set()
+def test_contenders_are_the_best_over_all_loads_that_lose_nothing_to_no_speculation():
+    lookup = configured({"kind": "prompt_lookup"})
+    given = {
+        AUTOREGRESSIVE: (40, 100),
+        small(6): (99, 89),  # the best with one client, too slow with four
+        small(2): (60, 120),
+        small(3): (61, 121),
+        lookup: (58, 119),
+        small(1): (41, 101),  # far from the best
+    }
+    known = {each.id: each for each in given}
+    modes = {key: Mode(each.label, {}) for key, each in known.items()}
+    simulated = SimpleNamespace(
+        traffic=SimpleNamespace(loads=LOADS),
+        known=known,
+        baseline=AUTOREGRESSIVE,
+        values=lambda load: pd.Series(
+            {each.id: speeds[LOADS.index(load)] for each, speeds in given.items()}
+        ),
+    )
+
+    def found(**live):
+        return [mode.name for mode in contenders(simulated, modes, LiveSettings(**live))]
+
+    assert found(finalists=1) == [small(3).label, lookup.label]  # one of each family first
+    assert found(finalists=5) == [small(3).label, lookup.label, small(2).label]
+    for each in given:
+        given[each] = (100, 50) if each.drafter else (100, 100)
+    assert found() == []
 
 
 def test_a_schedule_becomes_a_table_of_lengths_with_a_name_of_its_own():
