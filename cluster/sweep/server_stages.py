@@ -196,7 +196,7 @@ class ServerStages:
         simulated = self._simulated(recording, profile, known)
         chosen = finalists(simulated, known, self.plan.live)
         modes = joined(self._defaults(), self._priced(chosen, profile))
-        first = None
+        started, first = modes, None
         if self.race.repeats > 1:
             first = self._race("first runs", modes, repeats=1, waves=FIRST, least=LEAST // 2)
             simulated = as_served(simulated, first, known)
@@ -210,14 +210,14 @@ class ServerStages:
         rows = race.may_win()
         winner = best_of_all(rows, loads)
         mode = next(each for each in modes if each.name == winner.name)
-        usage, started = self._written(mode)
+        usage, command = self._written(mode)
         return ServerSweep(
             server=server.name,
             title=server.title,
             first=first,
             race=race,
             configurations=_configurations(modes),
-            expected=_expected(simulated, known, modes),
+            expected=_expected(simulated, known, [*started, *modes]),
             ranked=len(simulated.known) - 1,
             left_out=[each.label for each in expressed.left_out],
             recording=str(recording.folder),
@@ -225,7 +225,7 @@ class ServerStages:
             best={load.key: best_at(rows, load).name for load in loads},
             champion=winner.name,
             usage=usage,
-            command=started,
+            command=command,
         )
 
     def _simulated(

@@ -18,7 +18,7 @@ from specdec_core.search.load.workload import Load
 
 
 def report(result: ServerSweep) -> Report:
-    race, summary = result.race, _summary(result)
+    race, summary = result.race, _summary(result, result.race)
     plain, champion = race.autoregressive(), result.configuration
     ratios = [
         (load, over(result.winner, plain, load, halves(load.requests)[1])) for load in race.loads
@@ -35,8 +35,9 @@ def report(result: ServerSweep) -> Report:
         ),
         findings=[*_findings(result)],
         parts=[
-            _table(result, summary),
+            _table(result, summary, "race", "The race at each load"),
             Section(key="start", title="Start the champion", lines=_start(result)),
+            *_first_runs(result),
             contestants(race.rows),
             *([] if champion is None else [sentences([(result.champion, champion)])]),
         ],
@@ -44,8 +45,14 @@ def report(result: ServerSweep) -> Report:
         metrics=by_load((load, "speedup", ratio.value) for load, ratio in ratios)
         | by_load((load, "speedup_low", ratio.low) for load, ratio in ratios),
         tags={**report_tags(race), "server": result.server, "server_version": plain.version},
-        nested=nested_runs(race, summary),
+        nested=list(nested_runs(race, summary)),
     )
+
+
+def _first_runs(result: ServerSweep) -> Iterator[Section]:
+    if result.first is not None:
+        summary = _summary(result, result.first)
+        yield _table(result, summary, "first", "The first runs, which are no runs of the race")
 
 
 def _requests(result: ServerSweep) -> pd.DataFrame:
@@ -145,9 +152,9 @@ def _halved(result: ServerSweep) -> str:
     return "; ".join(parts)
 
 
-def _summary(result: ServerSweep) -> pd.DataFrame:
-    """The race's numbers, with the tokens a second that were expected."""
-    summary = summary_frame(result.race)
+def _summary(result: ServerSweep, race: ServerRace) -> pd.DataFrame:
+    """A race's numbers, with the tokens a second that were expected."""
+    summary = summary_frame(race)
     expected = [
         result.expected.get(name, {}).get(load)
         for name, load in zip(summary["contestant"], summary["load"], strict=True)
@@ -155,7 +162,7 @@ def _summary(result: ServerSweep) -> pd.DataFrame:
     return summary.assign(expected=pd.array(expected, dtype="Float64"))
 
 
-def _table(result: ServerSweep, summary: pd.DataFrame) -> Section:
+def _table(result: ServerSweep, summary: pd.DataFrame, key: str, title: str) -> Section:
     """Each mode under every load, the fastest first."""
     ordered = summary.sort_values(["clients", "tokens_per_second"], ascending=[True, False])
     frame = ordered.reset_index(drop=True)
@@ -171,8 +178,8 @@ def _table(result: ServerSweep, summary: pd.DataFrame) -> Section:
         "equal texts": lambda row: f"{row['equal']:.0f} of {row['compared']:.0f}",
     }
     return Section(
-        key="race",
-        title="The race at each load",
+        key=key,
+        title=title,
         note="Tokens a second of all clients together while all of them wait; expected: by replay"
         f" and simulation. {TIMES} Equal texts are those of the server without speculation.",
         frame=frame,

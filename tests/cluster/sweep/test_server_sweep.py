@@ -172,7 +172,9 @@ def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_pa
     assert (table["tokens_per_second"] != table["simulated_tokens_per_second"]).all()
     expected = {value for by_load in result.expected.values() for value in by_load.values()}
     assert expected <= set(table["tokens_per_second"])
-    raced = report(result).frames["requests"]
+    shown = report(result)
+    assert {"race", "first"} <= {part.key for part in shown.parts}
+    raced = shown.frames["requests"]
     assert set(raced["race"]) == {"first runs", "race"}
 
 
