@@ -202,9 +202,10 @@ class ServerStages:
             simulated = as_served(simulated, first, known)
             chosen = self._priced(contenders(simulated, known, self.plan.live), profile)
             modes = after_first_runs(modes, self._defaults(), first.rows, loads, chosen)
-        joint = by_load(server, models_in(server, self.pair), simulated.schedule)
-        if joint is not None:
-            modes = joined(modes, self._priced([joint], profile))
+            models = models_in(server, self.pair)
+            joint = by_load(server, models, simulated, known, first.rows)
+            if joint is not None:
+                modes = joined(modes, self._priced([joint], profile))
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
         race = self._race("settings", modes, repeats=max(self.race.repeats - 1, 1))
         rows = race.may_win()

@@ -13,15 +13,15 @@ import pandas as pd
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Stored, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.measure.comparison import OURS, halves, over
 from specdec_core.search.load.choice import finalists_at
+from specdec_core.search.load.schedule import choose_schedule
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import Mode, Models, Server
 
-LOSS = 0.02  # the share of its speed that a champion may lose at a load: no race shows less
+LOSS = 0.05  # the share of its speed that a champion may lose at a load: a race shows no less
 MARGIN = 0.1  # by which a simulation that was corrected is off at most
 CONTENDERS = 2  # at least, if as many are near the best
 
@@ -221,12 +221,27 @@ def _fastest(
     return max([default, *filter(may_win, rows)], key=gain)
 
 
-def by_load(server: Server, models: Models, schedule: Configuration) -> Mode | None:
-    """The mode that drafts by load. None where the server cannot be started so, or where
-    `schedule` drafts alike at all loads."""
-    if not isinstance(schedule.drafter, ScheduleSettings):
+def by_load(
+    server: Server,
+    models: Models,
+    simulated: Simulated,
+    modes: Mapping[str, Mode],
+    rows: Iterable[LoadRow],
+) -> Mode | None:
+    """The mode that drafts at each load as the best one that ran there does, by a simulation that
+    was corrected by `rows`. `modes` are by the ids of configurations. None where one drafts best at
+    all loads, or the server cannot be started so."""
+    ran = {row.name for row in rows}
+    known = [
+        each
+        for key, each in simulated.known.items()
+        if each == simulated.baseline or modes[key].name in ran
+    ]
+    table = simulated.table[simulated.table["config_id"].isin([each.id for each in known])]
+    chosen = choose_schedule(table, known)
+    if chosen in known:
         return None
-    mode = next(iter(express(server, models, [schedule]).modes.values()), None)
+    mode = next(iter(express(server, models, [chosen]).modes.values()), None)
     # A schedule of the plan may have the same label.
     return mode and replace(mode, name=f"{mode.name}, best by load")
 

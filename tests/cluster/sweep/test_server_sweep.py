@@ -179,11 +179,13 @@ def test_first_runs_correct_the_ranking_and_are_no_runs_of_the_race(plan, tmp_pa
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_table_by_load_is_raced_with_all_other_modes(plan, tmp_path, monkeypatch):
+def test_a_table_by_load_is_raced_with_the_other_modes(plan, tmp_path, monkeypatch):
     lookup = {"kind": "prompt_lookup", "max_tokens": 2}
     joint = Mode("own by load", lookup, configuration=configured(lookup), with_ours=True)
     monkeypatch.setattr(server_stages, "by_load", lambda *_: joint)
     monkeypatch.setattr(server_stages, "best_of_all", lambda rows, _: rows[-1])
+    live = plan.live.model_copy(update={"repeats": 2})
+    plan = plan.model_copy(update={"live": live})
     result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine")
     assert {"own", "own K=2", "own by load"} <= {row.name for row in result.race.rows}
     assert result.champion == "own by load"
