@@ -108,9 +108,9 @@ class _Choice:
             contestants = [simulated.baseline, *near, *([schedule] if schedule.id in known else [])]
             comparison = self.race.run(load, list(dict.fromkeys(contestants)))
             kept = next((each.id for each in reversed(self.best.values())), None)
-            if comparison.decision()[0] == simulated.baseline.id:
-                kept = None  # speculation loses nothing to autoregressive decoding
-            choice, cost = comparison.decision(kept, TOLERANCE, self.live.cost)
+            # Speculation loses nothing to autoregressive decoding.
+            tolerance = TOLERANCE if comparison.decision()[0] != simulated.baseline.id else 0.0
+            choice, cost = comparison.decision(kept, tolerance, self.live.cost)
             self.best[load] = known[choice]
             verdict = LoadVerdict(
                 load=load,

@@ -29,8 +29,8 @@ def choose_schedule(
     for clients, rows in simulated.groupby("clients"):
         value = rows.set_index("config_id")[by]
         leader = str(value.idxmax())
-        plain = known[leader].drafter is None
-        if kept is None or plain or value[leader] > (1 + tolerance) * value[kept]:
+        gain = 0.0 if known[leader].drafter is None else tolerance
+        if kept is None or value[leader] > (1 + gain) * value[kept]:
             kept = leader
         best[int(str(clients))] = known[kept]
     return scheduled(best)
