@@ -130,7 +130,7 @@ def finalists(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSetting
 def contenders(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSettings) -> list[Mode]:
     """The modes that may be the fastest over all loads, by a simulation that was corrected: a few
     of the best by the geometric mean of their speeds. One that loses more than :data:`MARGIN` to
-    autoregressive decoding at some load is none; a table by load may have it at others."""
+    autoregressive decoding at some load is none; a table by load may have it at another load."""
     speeds = pd.DataFrame({load.key: simulated.values(load) for load in simulated.traffic.loads})
     least = (1 - MARGIN) * speeds.loc[simulated.baseline.id]
     overall = np.exp(np.log(speeds[(speeds >= least).all(axis=1)]).mean(axis=1))
