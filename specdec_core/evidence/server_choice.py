@@ -22,7 +22,7 @@ from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import Mode, Models, Server
 
 LOSS = 0.05  # the share of its speed that a champion may lose at a load: a race shows no less
-MARGIN = 0.1  # by which a simulation that was corrected is off at most
+MARGIN = 0.1  # the share that a contender may lose by the corrected simulation, which is less sure
 CONTENDERS = 2  # at least, if as many are near the best
 
 
@@ -191,7 +191,7 @@ def best_at(rows: Sequence[LoadRow], load: Load) -> LoadRow:
 
 def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
     """The champion: of the server's own modes the :func:`_fastest`, or a row with settings of ours
-    that is faster and loses nothing at any load against it. Raises :class:`UserError` where
+    that is faster and loses at most :data:`LOSS` to it at any load. Raises :class:`UserError` where
     requests of autoregressive decoding failed."""
     plain = next(row for row in rows if row.autoregressive)
     if failed := [load for load in loads if plain.errors(load)]:

@@ -2,7 +2,9 @@
 
 import ssl
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
+from threading import Thread
 
 import pytest
 from cryptography import x509
@@ -10,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from cluster.serving.control import announced, find_server
+from cluster.serving.control import RunningServer, announced, find_server
 from cluster.serving.served import Operation
 from cluster.serving.tls import Tls, meet, own_certificate, read_tls, trusting
 from specdec_core.base.errors import UserError
@@ -82,13 +84,35 @@ def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path):
         assert _accepted(context, server) == accepted
 
 
-def test_a_server_whose_certificate_has_expired_can_still_be_operated(tmp_path):
-    old = certificate(tmp_path / "old", valid=(-2, -1))
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(*old)
-    for at_any_time in (False, True):
-        context = trusting(own_certificate(old.certificate), at_any_time)
-        assert _accepted(context, server) == at_any_time
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_whose_certificate_has_expired_can_still_be_operated_and_no_other(tmp_path):
+    old, other = (certificate(tmp_path / name, valid=(-2, -1)) for name in ("old", "other"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*old)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    Thread(target=server.serve_forever, daemon=True).start()
+    url = f"https://127.0.0.1:{server.server_port}"
+
+    def known_by(its):
+        own = own_certificate(its.certificate)
+        return RunningServer(url=url, token="secret", certificate=own)
+
+    assert known_by(old).health() == {}
+    with pytest.raises(UserError, match="no server answers there"):
+        known_by(other).health()
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_for(tmp_path):
