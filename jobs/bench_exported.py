@@ -72,6 +72,6 @@ def _plugged_in(server: Server, configuration: Configuration, pair: Pair, name: 
         from specdec_core.engine import Engine
 
         configuration = Engine(pair).priced(configuration)
-    drafts = configuration.drafts_of(pair.spec.drafts)
-    server.check_plug_in(configuration, list(drafts.values()))
+    drafts = models_for(pair.spec, server, plug_in=True).drafts
+    server.check_plug_in(configuration, configuration.drafts_of(drafts).values())
     return server.plug_in_mode(configuration, name)

@@ -215,7 +215,7 @@ class LiveChainModel(ChainModel):
 
     def cut(self, draft: ChainInProgress) -> None:
         slot, end = draft.state.slot, len(draft.state.tokens) + len(draft.tree)
-        if self.runner.lengths[slot] > end:
+        if self.runner.length(slot) > end:
             self.runner.truncate(slot, end)
 
     def _draw(self, drafts: Sequence[ChainInProgress], reads: Sequence[str]) -> Signals:
@@ -297,7 +297,7 @@ class LiveChainModel(ChainModel):
         rule, start = rule_of(sequence.sampling), len(sequence.tokens) + len(chain)
         reading = VerifierOutput(guess, choices, q, sequence.random, start)
         verdict = rule.verify(reading, rule.choices(reading))
-        self.runner.keep(slot, self.runner.lengths[slot] - len(guess), verdict.path)
+        self.runner.keep(slot, self.runner.length(slot) - len(guess), verdict.path)
         assert verdict.token is not None  # the draft model has read the whole guess
         tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
         places = [0, *(node + 1 for node in verdict.path)]

@@ -32,10 +32,10 @@ class DraftContext:
 
     def pending(self, sequence: SlotState) -> list[int]:
         """Committed tokens that the draft model has not read, at least the last one."""
-        slot, length = sequence.slot, self.runner.lengths[sequence.slot]
+        slot, length = sequence.slot, self.runner.length(sequence.slot)
         if len(sequence.tokens) - length > _CATCH_UP:
             self.runner.prefill([slot], [sequence.tokens[length:-1]])
-            length = self.runner.lengths[slot]
+            length = self.runner.length(slot)
         return sequence.tokens[length:]
 
     def keep(
@@ -47,7 +47,7 @@ class DraftContext:
         # The round has added the path and, unless it begins the next tree, the target's own token.
         own = 0 if outcome.tree.begun else 1
         slot, before = sequence.slot, len(sequence.tokens) - outcome.accepted - own
-        read = self.runner.lengths[slot] - before
+        read = self.runner.length(slot) - before
         if read > 0:
             accepted = takewhile(lambda n: n in cached and cached[n] < read, outcome.path)
             self.runner.keep(slot, before, [cached[node] for node in accepted])

@@ -49,7 +49,7 @@ class DraftRunners:
         """Make a slot's rows hold the first `count` tokens of the rows of slot `source`, or as many
         as these hold."""
         for runner in self._runners.values():
-            held = min(count, runner.lengths[source])
+            held = min(count, runner.length(source))
             if source == slot:
                 runner.truncate(slot, held)
             else:
@@ -58,15 +58,15 @@ class DraftRunners:
     def cut(self, slot: int, length: int) -> None:
         """Truncate a slot's rows to `length` tokens."""
         for runner in self._runners.values():
-            runner.truncate(slot, min(length, runner.lengths[slot]))
+            runner.truncate(slot, min(length, runner.length(slot)))
 
     def read(self, texts: Mapping[int, Sequence[int]], until: Mapping[int, int]) -> None:
         """Prefill each slot's rows up to the first `until[slot]` tokens of its sequence, which the
         target has prefilled. Lazy runners, and runners that a sequence is too long for, are left
         out."""
         for runner in (self._runners[name] for name in self._used):
-            held = runner.lengths
             fitting = {row: text for row, text in texts.items() if len(text) <= runner.max_length}
+            held = {row: runner.length(row) for row in fitting}
             rows = [row for row in fitting if held[row] < until[row]]
             if rows and not runner.lazy:
                 runner.prefill(rows, [texts[row][held[row] : until[row]] for row in rows])

@@ -167,6 +167,10 @@ class ModelRunner(ABC):
     def lengths(self) -> Sequence[int]:
         """How many tokens each row holds."""
 
+    def length(self, row: int) -> int:
+        """How many tokens `row` holds."""
+        return self.lengths[row]
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Output:
         """Append the tokens of a batch, and predict what follows them. Raises :class:`ValueError`

@@ -79,7 +79,8 @@ class PlugInDrafter:
     ) -> None:
         self.eos_token_ids = pair.eos_token_ids
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
-        self.runners = DraftRunners(pair, slots, read, pair.spec.runner.max_length)
+        # The program has taken most of the memory: a pool of tokens grows as they come.
+        self.runners = DraftRunners(pair, slots, read, pair.spec.runner.max_length, cache_tokens=0)
         if forward_seconds is not None:
             costs = ForwardCosts(pair, forward_seconds, self.runners)
             configuration = configuration.priced(costs)

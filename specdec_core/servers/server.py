@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -183,9 +183,9 @@ class Server(ABC):
 
     # Stage plug_in
 
-    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+    def check_plug_in(self, configuration: Configuration, drafts: Iterable[DraftFile]) -> None:
         """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts`
-        are the models of the drafts that it runs."""
+        are those that it runs."""
         raise NotImplementedError
 
     def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
@@ -282,9 +282,8 @@ class Server(ABC):
         if "plug_in" not in self.stages:
             lacks = f"{self.title} has no counterpart of {configuration.label}"
             return None, lacks if reason is None else f"{self.title}: {reason}"
-        drafts = configuration.drafts_of(models.drafts).values()
         try:
-            self.check_plug_in(configuration, [draft.place for draft in drafts])
+            self.check_plug_in(configuration, configuration.drafts_of(models.drafts).values())
         except UserError as error:
             return None, str(error)
         return self.plug_in_mode(configuration, f"{name}, by plug-in"), reason

@@ -256,17 +256,19 @@ def test_an_earlier_export_leaves_nothing_behind(exported, tmp_path):
 
 
 def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(exporting, tiny_pair, tmp_path):
-    """An EAGLE head beside them is not in the way."""
+    """An EAGLE head that vLLM cannot read is not in the way of others."""
     save_head_of(tiny_pair, tmp_path / "head")
-    drafts = {"a head": str(tmp_path / "head"), **tiny_pair.spec.drafts}
-    spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
+    save_head_of(tiny_pair, tmp_path / "read", feature_layers=(0, 1))
+    heads = {"a head": str(tmp_path / "head"), "another": str(tmp_path / "read")}
+    spec = tiny_pair.spec.model_copy(update={"drafts": {**heads, **tiny_pair.spec.drafts}})
     plugged = ("--to", "vllm", "--plugin", "--out", tmp_path)
-    for drafter, kept in ((CHAIN | {"draft": "draft"}, ["draft"]), ({"kind": "suffix"}, [])):
+    drafters = [(CHAIN | {"draft": name}, [name]) for name in ("draft", "another")]
+    for drafter, kept in (*drafters, ({"kind": "suffix"}, [])):
         printed(exporting(drafter, *plugged, spec=spec))
         written = yaml.safe_load((tmp_path / "specdec.yaml").read_text())
         assert list(written["pair"]["drafts"]) == kept
     done = exporting(CHAIN, *plugged, spec=spec)  # with the first draft
-    assert_refused(done, "an EAGLE head reads the target's features")
+    assert_refused(done, "head: reads what the target's output layer reads")
 
 
 def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):

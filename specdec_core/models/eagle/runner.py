@@ -123,14 +123,15 @@ class EagleRunner(ModelRunner):
 
     @property
     def lengths(self) -> list[int]:
-        return [self._length(row) for row in range(self.cache.slots)]
+        return [self.length(row) for row in range(self.cache.slots)]
 
     def _held(self, row: int) -> int:
         """The number of tokens fed, with the target's features or the head's own states."""
         return self.cache.lengths[row] + self._begun[row]
 
-    def _length(self, row: int) -> int:
-        """The row's length: drafted tokens no longer count once the target has features of them."""
+    def length(self, row: int) -> int:
+        """How many tokens `row` holds; drafted ones no longer count once the target has features
+        of them."""
         held, settled = self._held(row), self._settled[row]
         known = held > settled and self.target.lengths[row] >= settled
         return settled if known else held
@@ -138,13 +139,13 @@ class EagleRunner(ModelRunner):
     def truncate(self, row: int, length: int) -> None:
         if length > self._held(row):
             raise ValueError(f"row {row} holds {self._held(row)} tokens, cannot keep {length}")
-        length = min(length, self._length(row))
+        length = min(length, self.length(row))
         self.cache.truncate(row, max(length - 1, 0))
         self._begun[row] = length > 0
         self._settled[row] = min(self._settled[row], length)
 
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
-        end = self._length(row)
+        end = self.length(row)
         in_order = next((n for n, place in enumerate(kept) if place != n), len(kept))
         if start + len(kept) > end or in_order == len(kept):
             self.truncate(row, min(start + in_order, end))
@@ -170,7 +171,7 @@ class EagleRunner(ModelRunner):
         each = zip(batch.rows, batch.tokens, trees, batch.counts, strict=True)
         known = self.target.lengths
         feeds = [
-            RowFeed(row, self._length(row), tokens, parents, wanted, known[row])
+            RowFeed(row, self.length(row), tokens, parents, wanted, known[row])
             for row, tokens, parents, wanted in each
         ]
         last = self.cache.positions

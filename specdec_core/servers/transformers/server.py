@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from specdec_core.config import Configuration, DrafterSettings, PolicySettings, RunnerSettings
@@ -113,7 +113,7 @@ class Transformers(Server):
             ]
         return WrittenFiles({FILE: json.dumps(settings, indent=1) + "\n"}, "\n".join(lines))
 
-    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+    def check_plug_in(self, configuration: Configuration, drafts: Iterable[DraftFile]) -> None:
         from specdec_core.servers.plug_in_drafter import check_chains
 
         check_chains(configuration, self.title)

@@ -14,39 +14,38 @@ verification keeps the target's distribution at any temperature.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration
-from specdec_core.models.eagle.loading import names_head
+from specdec_core.models.eagle import AnyHead
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.servers.plug_in_drafter import PlugInDrafter, check_chains, opened
-from specdec_core.servers.server import check_priced
+from specdec_core.servers.server import DraftFile, check_priced
 from specdec_core.servers.vllm import repairs
+from specdec_core.servers.vllm.features import CachedFeatures
 from specdec_core.servers.vllm.settings import VARIABLE
 
 PROGRAM = "vLLM"
 
 
-def check(configuration: Configuration, drafts: Sequence[str]) -> None:
+def check(configuration: Configuration, drafts: Iterable[DraftFile] = ()) -> None:
     """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts` are
-    the models of the drafts that it runs."""
+    those that it runs."""
     check_chains(configuration, PROGRAM)
     if configuration.drafter is not None and configuration.drafter.reads_rejected:
         raise UserError(
             f"{configuration.label} learns from the target's tokens after rejected candidates,"
             f" which {PROGRAM} does not tell"
         )
-    if heads := [name for name in drafts if names_head(name)]:
-        raise UserError(
-            f"{heads[0]}: an EAGLE head reads the target's features, which {PROGRAM} does not give"
-            " a plug-in; export it without --plugin"
-        )
+    if refused := [draft.refused for draft in drafts if draft.refused is not None]:
+        raise UserError(refused[0])
 
 
 class Proposer:
@@ -64,7 +63,7 @@ class Proposer:
         chosen = _chosen()
         configuration = chosen.configuration
         drafts = configuration.drafts_of(chosen.pair.drafts)
-        check(configuration, list(drafts.values()))
+        check(configuration)
         check_priced(configuration, PROGRAM)
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         device = str(vllm_config.device_config.device)
@@ -72,9 +71,16 @@ class Proposer:
         spec = chosen.pair.model_copy(update={"target": model.model, "drafts": drafts})
         spec = spec.with_runner(device=device, target_dtype="float32", max_length=self.max_length)
         tokenizer, spec = opened(spec)
-        pair = Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
+        half = device == "cpu" and model.dtype == torch.float16  # a head does not run so there
+        target = load_skeleton(spec.target).to(torch.float32 if half else model.dtype)
+        pair = Pair(spec, tokenizer, target, load_drafts(spec, target))
         self.slots = vllm_config.scheduler_config.max_num_seqs
-        self.drafter = PlugInDrafter(pair, configuration, self.slots)
+        self.features: CachedFeatures | None = None
+        if any(isinstance(draft, AnyHead) for draft in pair.drafts.values()):
+            vocabulary = target.config.get_text_config(decoder=True).vocab_size
+            self.features = CachedFeatures(pair.feature_layers, vocabulary, self.slots)
+            self.features.watch(vllm_config)
+        self.drafter = PlugInDrafter(pair, configuration, self.slots, self.features)
         self._held: dict[bytes, list[int]] = {}  # the slots of each sequence
         self._began = perf_counter()
         repairs.repair()  # vLLM may have no entry point that calls it
@@ -106,6 +112,10 @@ class Proposer:
         sequences = {row: token_ids_cpu[row, : num_tokens_no_spec[row]] for row in rows}
         before = {row: sequences[row][: -len(sampled_token_ids[row])] for row in rows}
         slots = self._found(before)
+        if self.features is not None:
+            # The last token was not fed yet.
+            fed = {slots[row]: len(sequence) - 1 for row, sequence in sequences.items()}
+            self.features.follow({slots[row]: row for row in rows}, fed)
         rooms = {}
         for row in rows:
             new, slot = [int(token) for token in sampled_token_ids[row]], slots[row]

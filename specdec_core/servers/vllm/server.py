@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from specdec_core.servers.chains import fixed_chain
 from specdec_core.servers.server import (
     PLUG_IN_FILE,
     Counterpart,
+    DraftFile,
     Mode,
     Models,
     ServedMode,
@@ -95,7 +96,7 @@ class Vllm(Server):
         text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
         return WrittenFiles({FILE: text}, commands(models.target, with_file=True))
 
-    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+    def check_plug_in(self, configuration: Configuration, drafts: Iterable[DraftFile]) -> None:
         from specdec_core.servers.vllm import plug_in
 
         plug_in.check(configuration, drafts)
@@ -108,8 +109,7 @@ class Vllm(Server):
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings
     ) -> WrittenFiles:
-        drafts = configuration.drafts_of(models.drafts)
-        self.check_plug_in(configuration, [draft.place for draft in drafts.values()])
+        self.check_plug_in(configuration, configuration.drafts_of(models.drafts).values())
         text = json.dumps(self.plug_in_settings(configuration), indent=1) + "\n"
         files = {FILE: text, **plug_in_file(configuration, models, runner)}
         variables = f"{VARIABLE}={PLUG_IN_FILE} "

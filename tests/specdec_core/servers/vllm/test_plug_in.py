@@ -1,6 +1,7 @@
 """vLLM's plug-in finds requests by their texts, and proposes what the engine would."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +9,21 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairConfiguration, PairSpec, RunnerSettings
+from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec, RunnerSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
+from specdec_core.models.features import LayerInputs
 from specdec_core.models.pair import load_pair
+from specdec_core.servers.server import DraftFile
 from specdec_core.servers.table import SERVERS
-from specdec_core.servers.vllm import plug_in
+from specdec_core.servers.vllm import features, plug_in
+from specdec_core.servers.vllm.features import CachedFeatures
 from specdec_core.servers.vllm.settings import PLUG_IN, VARIABLE
 from tests.conftest import save_random_head
 from tests.peers import peers_of, vllm_installed
 from tests.specdec_core.kinds import chain, configured
+from tests.specdec_core.models.eagle.pair_heads import taught_head_of
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
 CHAIN = {"kind": "draft_model", "policy": PRODUCT}
@@ -30,8 +37,11 @@ def proposer(pair, drafter, folder, monkeypatch):
     chosen = PairConfiguration(pair=pair.spec, configuration=configured(drafter))
     monkeypatch.setenv(VARIABLE, str(chosen.save(folder / "specdec.yaml")))
     monkeypatch.setattr(plug_in.repairs, "repair", lambda: None)  # vLLM is not here
+    monkeypatch.setattr(CachedFeatures, "watch", lambda *_: None)
     config = SimpleNamespace(
-        model_config=SimpleNamespace(model=pair.spec.target, max_model_len=128),
+        model_config=SimpleNamespace(
+            model=pair.spec.target, max_model_len=128, dtype=torch.float32
+        ),
         speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         device_config=SimpleNamespace(device=torch.device("cpu")),
@@ -39,9 +49,10 @@ def proposer(pair, drafter, folder, monkeypatch):
     return plug_in.Proposer(config)
 
 
-def rounds(proposer, outputs, orders):
+def rounds(proposer, outputs, orders, before=lambda rows, texts: None):
     """How many tokens each round of a text added, when vLLM verifies what is proposed against
-    `outputs`. `orders` has the rows of each step; texts may be absent and come again."""
+    `outputs`. `orders` has the rows of each step; texts may be absent and come again. Each step
+    calls `before` with its rows and their texts."""
     ended = {n: 0 for n in outputs}
     candidates: dict[int, list[int]] = {n: [] for n in outputs}
     added: dict[int, list[int]] = {n: [] for n in outputs}
@@ -65,6 +76,7 @@ def rounds(proposer, outputs, orders):
         # A prompt of which only a part is read has no tokens yet.
         ids = np.vstack([ids, np.full((1, 128), 3, dtype=np.int32)])
         lengths = np.array([*map(len, texts), 10])
+        before(rows, texts)
         proposed = proposer.propose([*new, []], lengths, ids, slot_mappings=None)
         assert proposed[-1] == []
         assert all(len(tokens) <= MOST for tokens in proposed)
@@ -148,6 +160,95 @@ def test_a_schedule_drafts_by_how_many_texts_there_are(tiny_pair, tmp_path, monk
     assert rounds(own, few, iter([[1, 3]] * NEW)) == {n: expected[n] for n in few}
 
 
+class Runner:
+    """A worker of vLLM as far as a head's features go. A block of its cache has four places. The
+    third text has its first blocks from the prefix cache: the first text's."""
+
+    def __init__(self, pair):
+        self._pair, self.use_aux_hidden_state_outputs = pair, False
+        self._held = dict.fromkeys(range(len(TEXTS)), 0)
+        self._generator = torch.Generator().manual_seed(0)
+        self.block_size, self.device = 4, torch.device("cpu")
+        config = pair.target.config
+        self.model_config = SimpleNamespace(
+            dtype=torch.float32, get_hidden_size=lambda: config.hidden_size
+        )
+        self._blocks = np.zeros((8, 32), dtype=np.int32)
+        self._places = torch.zeros(0, dtype=torch.long)
+        self.input_batch = SimpleNamespace(block_table=[self])
+
+    def get_numpy_array(self):
+        return self._blocks
+
+    @property
+    def slot_mapping(self):
+        return SimpleNamespace(gpu=self._places)
+
+    def get_model(self):
+        return SimpleNamespace(set_aux_hidden_state_layers=partial(setattr, self, "layers"))
+
+    def initialize_kv_cache(self, cache):
+        pass
+
+    def sample_tokens(self):
+        return "sampled"
+
+    def step(self, rows, texts):
+        """A forward of what is new in these texts, their candidates included, which are others than
+        those that come next."""
+        width = len(self.layers) * self._pair.target.config.hidden_size
+        places, states = [], [torch.zeros(0, width)]
+        for row, (n, text) in enumerate(zip(rows, texts, strict=True)):
+            self._blocks[row] = [self._block(n, block) for block in range(32)]
+            known = range(self._held[n], len(text) - 1)
+            self._held[n] = len(text) - 1
+            read = LayerInputs(self._pair.target, self.layers)
+            self._pair.target(torch.tensor([text]))
+            of_text = read.take()[0]
+            read.remove()
+            others = torch.randn(2, width, generator=self._generator)
+            states += [of_text[known.start : known.stop], others]
+            for place in (*known, len(text) - 1, len(text)):
+                places.append(self._blocks[row, place // 4] * 4 + place % 4)
+        self._places = torch.tensor([*places, 0])  # padded
+        self.execute_model_state = SimpleNamespace(
+            scheduler_output=SimpleNamespace(total_num_scheduled_tokens=len(places)),
+            aux_hidden_states=torch.cat([*states, torch.zeros(1, width)]).chunk(
+                len(self.layers), dim=-1
+            ),
+        )
+        assert self.sample_tokens() == "sampled"
+
+    def _block(self, n, number):
+        cached = n == 2 and number < len(TEXTS[2]) // 4
+        return (97 * ((0 if cached else n) * 32 + number)) % 128
+
+    def found_in_the_cache(self):
+        self._held[2] = len(TEXTS[2]) // 4 * 4
+
+
+def test_a_head_drafts_what_it_does_in_the_engine(tiny_pair, tmp_path, monkeypatch):
+    """It reads the features of its own request's tokens, from wherever vLLM's cache has them."""
+    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
+    [written, *_] = Engine(tiny_pair, AUTOREGRESSIVE, 4).generate(requests)
+    head = taught_head_of(tiny_pair, [[*TEXTS[0], *written.tokens]], len(TEXTS[0]))
+    save_head(head, tmp_path / "head", EagleCard(target="any"), dtype=torch.float32)
+    spec = tiny_pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
+    pair = load_pair(spec)
+    outputs, expected = decoded(pair, chain(max_tokens=MOST))
+    assert sum(len(own) for own in (expected[0], expected[2])) < NEW  # it knows these two
+    own = proposer(pair, chain(max_tokens=MOST), tmp_path, monkeypatch)
+    monkeypatch.setattr(features, "_keeps_all", lambda group: True)
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4))
+    for orders in (in_turns(), with_pauses()):
+        runner = Runner(pair)
+        own.features.attach(runner)
+        assert runner.use_aux_hidden_state_outputs
+        runner.initialize_kv_cache(SimpleNamespace(num_blocks=128, kv_cache_groups=[group]))
+        runner.found_in_the_cache()
+        assert rounds(own, outputs, orders, runner.step) == expected
+
+
 PRE_CUT = CHAIN | {"policy": {"kind": "pre_cut", "target_cost": 4, "max_tokens": MOST}}
 BANDIT = {"kind": "bandit", "arms": [{"kind": "prompt_lookup", "max_tokens": MOST}, CHAIN]}
 
@@ -195,8 +296,9 @@ def test_vllm_finds_the_class_by_its_name():
 
 
 def test_heads_and_a_missing_file_are_refused(monkeypatch):
-    with pytest.raises(UserError, match="EAGLE head reads the target's features"):
-        plug_in.check(configured(CHAIN), ["bundled:smollm2-eagle"])
+    other = DraftFile("head", "other", refused="head: reads what the output layer reads")
+    with pytest.raises(UserError, match="head: reads what the output layer reads"):
+        plug_in.check(configured(CHAIN), [other])
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UserError, match="SPECDEC_CONFIGURATION must name the file"):
         plug_in.Proposer(None)
@@ -217,3 +319,26 @@ def test_vllm_writes_the_same_with_the_plug_in():
             assert max(peer.steps) > 1
         peer.forget()
         assert peer.decode(texts[0], 32) == reference.decode(texts[0], 32)
+
+
+@pytest.mark.long
+@vllm_installed
+def test_a_head_in_vllm_reads_features_that_the_prefix_cache_has(tmp_path):
+    """So it drafts the same for a prompt whose first block is not computed again."""
+    runner = RunnerSettings(target_dtype="float32", max_length=256)
+    plain = load_pair(PairSpec(runner=runner))
+    text = tuple(n * n % plain.target.config.vocab_size for n in range(200))
+    written = Engine(plain, AUTOREGRESSIVE).generate([Request("0", text, 32, ignore_eos=True)])
+    head = taught_head_of(plain, [[*text, *written[0].tokens]], len(text))
+    save_head(head, tmp_path / "head", EagleCard(target="any"), dtype=torch.float32)
+    pair = load_pair(PairSpec(drafts={"head": str(tmp_path / "head")}, runner=runner))
+    server = SERVERS["vllm"]
+    [peer] = server.peers(pair, [server.plug_in_mode(configured(chain(max_tokens=3)), "head")])
+    peer._engine |= {"enable_prefix_caching": True, "max_model_len": 250}
+    with peer:
+        rounds = []
+        for _ in range(2):
+            assert peer.decode(text, 32) == written[0].tokens
+            rounds.append(peer.steps)
+    assert len(rounds[0]) < 16  # it knows the text
+    assert rounds[1] == rounds[0]
