@@ -15,7 +15,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.base.uris import without_passwords
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.evidence.certificate.certificate import CertifiedServer, Checks
-from specdec_core.evidence.certificate.certify import Extent, in_float32
+from specdec_core.evidence.certificate.certify import FLOAT32, Extent
 from specdec_core.evidence.certificate.outputs import Asked, Reference, Speculated, check_outputs
 from specdec_core.evidence.certificate.served import (
     answers,
@@ -130,7 +130,7 @@ def _compared(
     else:
         greedy = None if plain is None else answers(plain, asked.greedy, clients, observer)
         name = WEIGHTS if plain is None else f"{name}, for probabilities {WEIGHTS}"
-        pair = in_float32(load_pair(pair.spec))
+        pair = load_pair(pair.spec.with_runner(**FLOAT32))
         reference = Reference.of_weights(pair, asked, observer, greedy=greedy)
     return check_outputs(speculated, reference, asked, pair, dtype, clients, observer), name
 

@@ -33,7 +33,7 @@ Configs = Annotated[
     list[Path] | None,
     Option(
         help="YAML with `pair` and `configuration` (or the beginning of an id) to add as a row,"
-        " and as vLLM's with what is exported of it and with the plug-in; repeatable; unset,"
+        " and as other servers' with what is exported of it or the plug-in; repeatable; unset,"
         " the champion, if there is one."
     ),
 ]

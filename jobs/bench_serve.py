@@ -1,4 +1,4 @@
-"""Compare servers under the same load over HTTP: this engine's and vLLM's."""
+"""Compare servers under the same load over HTTP: this engine's and other programs'."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def main(
             environment=under_way.facts,
         )
         bench.deliver(result, report(result), asked, folder)
-    bench.end(len(result.unequal()))
+    bench.end(len({row.name for _, row in result.unequal()}))
 
 
 def _load_options(
@@ -178,7 +178,7 @@ def _contestants(
     explicit: bool,
     warned: Callable[[str], None],
 ) -> list[ServerContestant]:
-    """Our servers, with their files in `scratch`, and vLLM's where it is installed. With `explicit`
+    """Our servers, with their files in `scratch`, and others that are installed. With `explicit`
     the user named the peers, which must then be installed."""
     from cluster.load.servers import other_servers, our_servers
     from specdec_core.servers.table import server_of

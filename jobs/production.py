@@ -29,6 +29,8 @@ def read_production(
     from specdec_core.servers.vllm.metrics import read_metrics
 
     productions = [read_metrics(file) for file in files]
+    if len({each.length for each in productions}) < len(productions):
+        raise UserError("--from-vllm: two files of servers with the same length; give one of them")
     times = Profile.load(profile) if profile is not None else None
     draft = None  # a lookup, or without times
     if times is not None and drafts != [LOOKUP]:

@@ -49,9 +49,11 @@ def watched(
                 alarms = server.health().get("drift", [])
             except UserError:  # the server starts an engine again, or ends
                 continue
+            if running is not None and running.poll() is None:
+                continue  # what is raised meanwhile is heard afterwards
             new = [] if known is None else [a["signal"] for a in alarms if a not in known]
             known = alarms
-            if new and (running is None or running.poll() is not None):
+            if new:
                 warn(f"the traffic has changed ({new[-1]}): {shlex.join(command)}")
                 running = _started(command, new[-1], warn)
 

@@ -139,7 +139,7 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
 
 
 def body_of(request: LoadRequest) -> dict[str, Any]:
-    """What both our server and vLLM's take: greedy, and past the end of a text, so that all write
+    """What all servers take: greedy, and past the end of a text, so that all write
     the same number of tokens; the server counts them."""
     return {
         "prompt": request.prompt,

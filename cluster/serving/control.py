@@ -26,6 +26,7 @@ from specdec_core.config import PairSpec, Value, parse, parse_json
 from specdec_core.servers.completions import refusal
 
 TOKEN = "SPECDEC_DEPLOY_TOKEN"  # the token of a server of a Serve config file
+_PORTS = {"http": 80, "https": 443}  # that an address may leave out
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
 _ANSWER = 5.0  # seconds that an answer may take to come back
 
@@ -122,7 +123,8 @@ def announced(
 ) -> Iterator[None]:
     """Other processes of the user can find and operate the server at `url` during the block."""
     url, token = _from_here(url), operation.token or ""
-    path = _folder() / f"{httpx.URL(url).port}.json"
+    address = httpx.URL(url)
+    path = _folder() / f"{address.port or _PORTS[address.scheme]}.json"
     with atomic_path(path, mode=0o600) as temporary:
         own = None if certificate is None else own_certificate(certificate)
         server = RunningServer(url=url, token=token, pair=pair, certificate=own, engine=engine)
@@ -170,7 +172,8 @@ def _from_here(url: str) -> str:
     except httpx.InvalidURL as error:
         raise UserError(f"{url}: no URL of a server: {error}") from None
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host)  # of every address, one
-    return url if here is None else str(address.copy_with(host=here))
+    # Without a port that the scheme implies: the same address is written in one way.
+    return str(address if here is None else address.copy_with(host=here))
 
 
 def _folder() -> Path:

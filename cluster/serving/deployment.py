@@ -18,17 +18,16 @@ from cluster.serving.control import TOKEN, announced, new_operation, url_of
 from cluster.serving.external.app import ExternalService, build_external_app
 from cluster.serving.http.app import build_app
 from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
-from cluster.serving.served import Deployment, Operation
+from cluster.serving.served import Deployment, Operation, learned_file
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
 from cluster.session import alive_nodes, check_alive, ray_session, room, user_error
 from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.keeper import end_with_parent
-from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.states import STATES, load_state
+from specdec_core.drafting.states import load_state
 from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
@@ -76,7 +75,7 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
     drafter = configuration.drafter
     if drafter is None or not drafter.keeps_state:
         return None
-    path = workspace() / STATES / f"serve-{spec.name}-{configuration.id}.json"
+    path = learned_file(spec, configuration)
     if isinstance(drafter, BanditSettings):
         bandit = build_bandit(drafter)  # from the state that the configuration names, if any
         if path.exists():

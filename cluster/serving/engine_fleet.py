@@ -14,7 +14,6 @@ from typing import Self
 
 from cluster.serving.canary import Side
 from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull, Submission
-from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.prefixes import Prefixes, Reason
 from cluster.serving.replica import FleetReplica
@@ -58,11 +57,6 @@ class EngineFleet(Fleet[ServedEngine]):
         with suppress(RuntimeError):  # its process has ended
             learner.save(learner.state())
         super().end()
-
-    @property
-    def engine(self) -> EngineProcess:
-        """The engine of the first replica; all replicas have equal engines."""
-        return self.replicas[0].served.loop.engine
 
     async def submit(self, requests: Sequence[Request]) -> Stream:
         """Hand all requests to one engine, or none.

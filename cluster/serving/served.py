@@ -15,8 +15,9 @@ from cluster.serving.engine_loop import EngineFailed, EngineLoop
 from cluster.serving.engine_process import HERE
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Value, parse_json
-from specdec_core.drafting.states import load_state, save_state
+from specdec_core.drafting.states import STATES, load_state, save_state
 from specdec_core.drafting.trained import weights_here
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,14 @@ class Deployment(Value):
         unknown = self.weights is None or other.weights is None
         return self.named_as(other) and (unknown or self.weights == other.weights)
 
+    def received(self) -> Deployment:
+        """This deployment by a client that may be on another machine: with this one's weights, and
+        its file of what is learned."""
+        here = self.as_here()
+        if here.learned is None:
+            return here
+        return here.model_copy(update={"learned": learned_file(self.pair, self.configuration)})
+
     def as_here(self) -> Deployment:
         """This deployment with the weights that are here now. A certificate for other weights does
         not hold for them."""
@@ -71,6 +80,11 @@ class Deployment(Value):
             return self
         certificate = self.certificate if self.weights is None else None
         return self.model_copy(update={"weights": here, "certificate": certificate})
+
+
+def learned_file(pair: PairSpec, configuration: Configuration) -> Path:
+    """Where this machine keeps what is learned while a pair is served by a configuration."""
+    return workspace() / STATES / f"serve-{pair.name}-{configuration.id}.json"
 
 
 def run_as(own: PairSpec, pair: PairSpec) -> PairSpec:
@@ -174,7 +188,8 @@ class Served(ABC):
 
     @abstractmethod
     def end(self, at_once: bool = False) -> None:
-        """End the engine's process; `at_once`: within a second. Ending twice does nothing."""
+        """End the engine's process; another program's server gets less time `at_once`. Ending
+        twice does nothing."""
 
 
 S = TypeVar("S", bound=Served)

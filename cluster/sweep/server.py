@@ -23,6 +23,7 @@ from cluster.sweep.server_stages import LEAST, LOGS, ServerStages
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
+from specdec_core.config import Sampling
 from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.server_choice import ServerSweep
@@ -147,8 +148,8 @@ def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
         raise UserError("a server is swept at numbers of clients: give --clients, as 1,4,8")
     if plan.configurations is None:
         raise UserError("method optuna: a server's settings are ranked as a grid or at random")
-    if not plan.sampling.greedy:
-        raise UserError(f"sampling: {server.title} is compared greedily, at temperature 0")
+    if plan.sampling != Sampling():
+        raise UserError(f"sampling: {server.title} is compared greedily, without penalties")
     if workload.slo is not None:
         raise UserError("workload.slo: a server's settings are compared by their tokens a second")
     if plan.cluster is not None:

@@ -37,14 +37,17 @@ class RunnerSettings(Value):
     )
 
 
+_RESERVED = ("target", "prompt_lookup", "suffix")  # of what else is measured
+
+
 def _drafts_of(pair: dict[str, Any]) -> dict[str, str]:
     return dict(_DRAFTS) if pair.get("target") == _TARGET else {}
 
 
 def _named(drafts: dict[str, str]) -> dict[str, str]:
-    if "target" in drafts:
-        raise ValueError("a draft cannot be called target")
     for name in drafts:
+        if name in _RESERVED:
+            raise ValueError(f"a draft cannot be called {name}")
         if not names_folder(name):  # recordings and trained heads have a folder for each draft
             raise ValueError(f"{name!r} names a draft: expected a folder's name, not a path")
     return drafts

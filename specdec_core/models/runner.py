@@ -41,7 +41,7 @@ class CacheLost(RuntimeError):
 
 
 def logits_chunk(vocab_size: int) -> int:
-    """The same where all logits are computed."""
+    """The tokens of a row in one forward of a prompt, where the logits after all are computed."""
     return max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * vocab_size)))
 
 

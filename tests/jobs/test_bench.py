@@ -115,8 +115,14 @@ def test_rows_may_draft_on_a_device_of_their_own_where_one_is_given(bench, home,
     printed(bench(*short, "--cluster", ROOT / "cluster" / "local-2.yaml"))
     rows = BenchResult.load(home / "bench" / "mine").rows
     assert any("PEARL" in row.name for row in rows)
-    (home / "rows.yaml").write_text("cluster: {draft: {devices: 1}}")
-    assert_refused(bench(*short), "cluster: the devices are given by `bench offline --cluster`")
+
+
+@pytest.mark.parametrize(
+    "own", ["cluster: {draft: {devices: 1}}", "pair: {target: a}", "chosen: []"]
+)
+def test_what_options_decide_is_refused_in_a_file_of_rows(bench, home, own):
+    (home / "rows.yaml").write_text(own)
+    assert_refused(bench(), f"{own.split(':')[0]}: given by .*--")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 anything is written."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,7 @@ DRAFT, EAGLE = "train draft --out out --recording", "train eagle --out out --rec
 HEAD = "train head --recording"
 CERTIFY, NOWHERE = "certify --config chain.yaml", "http://127.0.0.1:9"
 SERVED, PLACED = "serve --config chain.yaml", "--cluster placement.yaml"
+METRICS = Path(__file__).parents[1] / "data" / "vllm-0.32-metrics.txt"
 OWN, WORDS = "sweep --config sweep.yaml --engine own", f"{SERVED} --engine words"
 
 LONG = "x" * 300  # more than a file's name may have
@@ -84,6 +86,7 @@ ROWS = [
     ("sweep --draft a/b=x", r"pair\.drafts: 'a/b' names a draft: expected a folder's name"),
     ("record --draft ..=x", r"pair: drafts: '\.\.' names a draft: expected a folder's name"),
     ("profile --draft target=x", "pair: drafts: a draft cannot be called target"),
+    ("profile --draft suffix=x", "pair: drafts: a draft cannot be called suffix"),
     ("sweep --traces nowhere", "nowhere: no such folder, and no recording of that name"),
     ("sweep --traces x --no-replay", "give one"),
     ("sweep --config sweep.yaml --cluster thirds.yaml", "split evenly among 3 devices"),
@@ -104,6 +107,7 @@ ROWS = [
     ("record --from-vllm x.txt --server-model x", "--server-model: not with --from-vllm"),
     ("record --from-vllm x.txt --no-continuations", "--no-continuations: not with --from-vllm"),
     ("record --from-vllm x.txt --draft small", "--draft needs --profile"),
+    (f"record --from-vllm {METRICS} --from-vllm {METRICS}", "two files of servers with the same"),
     (
         "record --from-vllm x.txt --profile far.yaml --draft a --draft b",
         "--draft: give one with --from-vllm",

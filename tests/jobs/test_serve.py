@@ -387,6 +387,32 @@ def test_changed_traffic_is_said_and_starts_the_command(server, tmp_path, monkey
     assert 'specdec:drift_alarms_total{model_name="tiny",signal="prompt_tokens"} 1.0' in page
 
 
+def test_what_is_raised_while_a_command_runs_starts_it_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(traffic, "LOOK", 0.05)
+    told, go = tmp_path / "told", tmp_path / "go"
+    told.touch()
+    raised: list[dict[str, str]] = []
+    script = (
+        f"echo ${SIGNAL} >> {shlex.quote(str(told))};"
+        f" until [ -e {shlex.quote(str(go))} ]; do sleep 0.05; done"
+    )
+    command = read_command(shlex.join(["sh", "-c", script]))
+    looks = []
+
+    def health():
+        looks.append(len(raised))
+        return {"drift": [*raised]}
+
+    with watched(SimpleNamespace(health=health), command, lambda line: None):
+        for signal in ("first", "second"):
+            wait_until(lambda: len(looks) > 2, 60)
+            raised.append({"signal": signal})
+            wait_until(lambda: "first" in told.read_text(), 60)
+            looks.clear()
+        go.touch()
+        wait_until(lambda: told.read_text().split() == ["first", "second"], 60)
+
+
 def test_a_command_that_is_none_is_one_line():
     assert read_command(None) == ()
     for text in ("", "no-such-program --x", "echo 'a"):

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
-from functools import cache
 from time import monotonic, perf_counter
 from typing import Any, cast
 from urllib.parse import quote
@@ -68,6 +67,9 @@ class ExternalService(FleetService[Fleet[ExternalServer]]):
         super().__init__(fleet, model, access)
         self.queue = queue
         self.slots = sum(replica.served.program.slots for replica in fleet.replicas)
+        pair = fleet.deployment.pair  # deployments keep the target and the length
+        self.max_length = max_length_of(pair)
+        self.chat = template_of(load_tokenizer(pair.target)) is not None
         self.metrics = ExternalMetrics(fleet)
         self.drift = self.metrics.drift
 
@@ -88,16 +90,15 @@ class ExternalService(FleetService[Fleet[ExternalServer]]):
     async def health(self) -> Health:
         """What only this library's engine counts is 0."""
         fleet = self.fleet
-        pair = fleet.deployment.pair
         return self._health(
             ready=bool(fleet.working),
             slots=self.slots,
             queue=self.queue,
-            max_length=max_length_of(pair),
+            max_length=self.max_length,
             preemptions=0,
             prefix_hits=0,
             prefix_tokens=0,
-            chat=_chats(pair.target),
+            chat=self.chat,
             engine=fleet.replicas[0].served.program.engine,
         )
 
@@ -145,7 +146,7 @@ def _limit(
         new = max(given)
     else:
         generates = not path.startswith(_NO_ANSWER)
-        new = max_length_of(service.fleet.deployment.pair) if generates else 0
+        new = service.max_length if generates else 0
     if most is not None and new > most:
         asks = "" if given else "without it a request asks for all that the context holds: "
         raise ApiError(
@@ -291,9 +292,3 @@ async def _events(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[b
             yield chunk
     except ApiError as error:
         yield b"\n\n" + event(error.body).encode()
-
-
-@cache
-def _chats(target: str) -> bool:
-    """Whether the target has a template for chats."""
-    return template_of(load_tokenizer(target)) is not None

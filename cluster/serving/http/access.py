@@ -155,7 +155,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
-        self._shared = Account(access.allowance)
+        self._shared = Account(access.allowance, "this server")
         self._accounts = {key: Account(access.allowance) for key in access.keys or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

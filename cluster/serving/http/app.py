@@ -16,7 +16,7 @@ from cluster.serving.http.access import Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ERRORS, describe_events
-from cluster.serving.http.pages import Heads, Page, add_page
+from cluster.serving.http.pages import HeadRequests, Page, add_page
 from cluster.serving.http.routes import deploy, generation, server
 from cluster.serving.http.samples import PromptSampling, Samples
 from cluster.serving.http.service import FleetService, Service
@@ -68,6 +68,6 @@ def fleet_app(service: FleetService[Any], listener: Listener | None, **options: 
     app.include_router(server.health_router(service))
     app.include_router(deploy.router(service))
     app.add_middleware(Gate, access=service.access)
-    app.add_middleware(Heads)
+    app.add_middleware(HeadRequests)
     app.add_middleware(Admission, stopping=service.stopping)
     return app

@@ -72,8 +72,8 @@ class Window:
 class Account:
     """What one key has used of its allowance."""
 
-    def __init__(self, allowance: Allowance) -> None:
-        self.allowance = allowance
+    def __init__(self, allowance: Allowance, whose: str = "this key") -> None:
+        self.allowance, self._whose = allowance, whose
         self._requests, self._tokens = Window(allowance.requests), Window(allowance.tokens)
 
     def request(self) -> None:
@@ -86,8 +86,8 @@ class Account:
         most = self.allowance.tokens
         if most is not None and amount > most:
             raise ApiError(
-                f"max_tokens: prompt and answer may take {amount} tokens, but this key has"
-                f" {most} a minute",
+                f"max_tokens: prompt and answer may take {amount} tokens, but"
+                f" {self._whose} has {most} a minute",
                 param="max_tokens",
                 code="too_many_tokens",
             )
@@ -97,8 +97,8 @@ class Account:
         taken = window.take(amount, monotonic())
         if isinstance(taken, WindowUse):
             return taken
-        message = f"this key has used its {window.limit} {name} a minute; try again in {taken} s"
-        raise rate_limited(message, taken)
+        used = f"{self._whose} has used its {window.limit} {name} a minute"
+        raise rate_limited(f"{used}; try again in {taken} s", taken)
 
 
 async def within(items: AsyncIterable[T], seconds: float | None) -> AsyncIterator[T]:

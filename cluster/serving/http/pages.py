@@ -35,7 +35,7 @@ class _Files(StaticFiles):
         return response
 
 
-class Heads:
+class HeadRequests:
     """ASGI middleware: HEAD is answered like GET, and the server leaves out the body."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -87,7 +87,7 @@ class Service(FleetService[EngineFleet]):
     @property
     def engine(self) -> EngineProcess:
         """One of the engines, which are alike in all replicas."""
-        return self.fleet.engine
+        return self.fleet.replicas[0].served.loop.engine
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -138,9 +138,10 @@ class CallReader:
                     break
             if (whole := self._whole_call(last)) is None:
                 break
-            found = self._parse(whole)
-            calls += found
-            plain += "" if found else whole
+            if (found := self._parse(whole)) is None:
+                plain += whole
+            else:
+                calls += found
         return plain, calls
 
     def _text_before_call(self, last: bool) -> int:
@@ -171,20 +172,20 @@ class CallReader:
         self._in_call, self._plain = False, not closing
         return whole
 
-    def _parse(self, whole: str) -> list[ToolCall]:
-        """The calls in `whole`; none where it has anything else."""
+    def _parse(self, whole: str) -> list[ToolCall] | None:
+        """The calls in `whole`, as many as are wanted; None where it has anything else."""
         opening, closing = self._syntax
         calls = []
         try:
             for value in _values(whole.removeprefix(opening).removesuffix(closing)):
                 arguments = value.get("arguments", value.get("parameters"))
                 if value["name"] not in self._names or not isinstance(arguments, dict):
-                    return []
+                    return None
                 written = json.dumps(arguments, ensure_ascii=False)
                 function = CalledFunction(name=value["name"], arguments=written)
                 calls.append(ToolCall(id=uuid.uuid4().hex[:9], function=function))
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-            return []  # not JSON, or not a call
+            return None  # not JSON, or not a call
         if not self._parallel:
             calls = calls[: max(1 - self.count, 0)]
         self.count += len(calls)

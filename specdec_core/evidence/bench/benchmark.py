@@ -49,6 +49,13 @@ from specdec_core.servers.plug_in_drafter import check_chains
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import names_of, server_of
 
+# What a benchmark's file does not decide.
+_BY_OPTIONS = {
+    "pair": "--target and --draft, or --config",
+    "chosen": "--config",
+    "cluster": "`bench offline --cluster`",
+}
+
 
 class BenchPlan(Value):
     """What to measure.
@@ -81,8 +88,9 @@ class BenchPlan(Value):
         content = load_yaml(path)
         if not isinstance(content, dict):
             raise UserError(f"{path}: expected a mapping with rows in it")
-        if "cluster" in content:
-            raise UserError(f"{path}: cluster: the devices are given by `bench offline --cluster`")
+        for name, option in _BY_OPTIONS.items():
+            if name in content:
+                raise UserError(f"{path}: {name}: given by {option}")
         plan = parse(cls, overridden(content, overrides), str(path))
         plan.configurations(str(path))
         plan.plugged_in(str(path))

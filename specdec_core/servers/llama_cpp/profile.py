@@ -84,14 +84,16 @@ def profile_llama_cpp(
     measured = shapes(contexts, batches, ends=batches[:1])
     middle = measured[: len(batches)]
     observer.stage("measuring steps of llama.cpp", len(modes))
-    with TemporaryDirectory() as folder:
-        served = {key: server.served(pair, modes[key], (), Path(folder)) for key in modes}
-    for name, length in modes:
-        if name in steps:
-            each = served[name, length]
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        version = server.served(pair, modes[PLAIN, 0], (), folder).version
+        for (name, length), mode in modes.items():
+            if name not in steps:
+                continue
             try:
+                served = server.served(pair, mode, (), folder)
                 with (
-                    running(each.process(f"llama.cpp {name}", max(batches))) as url,
+                    running(served.process(f"llama.cpp {name}", max(batches))) as url,
                     httpx.Client(base_url=url, timeout=SILENCE, trust_env=False) as http,
                 ):
                     for context, rows in measured if length in (0, *LENGTHS) else middle:
@@ -104,9 +106,8 @@ def profile_llama_cpp(
                     raise
                 del steps[name], prompts[name]
                 observer.warned(f"no step costs of {name}: {error}")
-        observer.step()
+            observer.step()
     steps[NGRAM] |= steps[PLAIN]  # a lookup that finds nothing takes no time that can be measured
-    version = served[PLAIN, 0].version
     return assembled(pair, steps, prompts, 0.0, version, ahead=False)
 
 

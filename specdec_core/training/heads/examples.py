@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1  # share of the prompts in dev, and share of the prompts in test
 TRAIN, DEV, TEST = range(3)
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
+# Prompts, features and labels of rows; as parts of examples, features, labels and `split`.
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)

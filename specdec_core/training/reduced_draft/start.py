@@ -43,7 +43,7 @@ class ProjectedEmbedding(nn.Module):
 def draft_config(
     target: PretrainedConfig, settings: DraftTrainingSettings, proposed: int
 ) -> ReducedDraftConfig:
-    """The configuration of a draft that can propose so many tokens, with the target's vocabulary
+    """The configuration of a draft that can propose `proposed` tokens, with the target's vocabulary
     and context."""
     text = target.get_text_config(decoder=True)
     shape = settings.shape

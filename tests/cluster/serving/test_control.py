@@ -65,6 +65,15 @@ def test_a_server_is_found_at_any_address(bare_home, tiny_spec, host, here):
     assert url_of("::1", 8123, encrypted=True) == "https://[::1]:8123"
 
 
+def test_servers_on_the_schemes_own_ports_are_told_apart(bare_home, tiny_spec):
+    with (
+        announced("http://127.0.0.1:80", tiny_spec, OPERATION),
+        announced("https://127.0.0.1:443", tiny_spec, OPERATION),
+    ):
+        assert find_server("http://127.0.0.1:80").url == find_server("http://127.0.0.1").url
+        assert find_server("https://127.0.0.1:443").url == "https://127.0.0.1"
+
+
 @pytest.mark.parametrize("url", ["http://[::1", "http://here:port"])
 def test_what_is_no_url_is_one_line(bare_home, url):
     with pytest.raises(UserError, match="no URL of a server"):

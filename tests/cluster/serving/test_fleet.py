@@ -183,7 +183,7 @@ async def refused(fleet, monkeypatch):
             with pytest.raises(UserError, match=message):
                 await order(before.model_copy(update=update))
     with monkeypatch.context() as patch:
-        patch.setattr(fleet.engine, "another", too_many_files)
+        patch.setattr(fleet.replicas[0].served.loop.engine, "another", too_many_files)
         wanted = before.model_copy(update={"configuration": FOUR})
         for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
             with pytest.raises(UserError, match="did not start: too many open files"):
@@ -194,7 +194,7 @@ async def refused(fleet, monkeypatch):
 
 async def broken(fleet, monkeypatch):
     """An engine dies, and cannot be started again."""
-    monkeypatch.setattr(fleet.engine, "another", too_many_files)
+    monkeypatch.setattr(fleet.replicas[0].served.loop.engine, "another", too_many_files)
     stream = await fleet.submit([Request("r", (5, 6, 7), 200, ignore_eos=True)])
     kill(fleet.replicas[0].served)
     with pytest.raises(EngineFailed, match="too many open files"):
@@ -213,7 +213,7 @@ async def test_streams_survive_a_killed_engine_and_a_new_configuration(
     fleet = service.fleet
     async with service.running():
         await left(fleet, tiny_pair, expected)
-        old = fleet.engine
+        old = fleet.replicas[0].served.loop.engine
         assert await switched(fleet, tiny_pair, expected, [LOOKUP]) >= len(expected)
         assert not old.alive
         assert fleet.previous.configuration == FOUR

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import log2
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,6 +16,7 @@ from cluster.serving import engine_fleet, served
 from cluster.serving.canary import COUNTED, PAIRS, Canary, check_comparable
 from cluster.serving.deployment import learned_state
 from cluster.serving.drift import WEEK, Drift
+from cluster.serving.served import Deployment
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.bandit.drafter import build_bandit
@@ -132,6 +134,8 @@ def test_each_configuration_is_kept_by_itself_in_the_workspace(tiny_spec, bare_h
     assert path.parent == bare_home / "bandits"
     other = BANDIT.model_copy(update={"drafter": BanditSettings(arms=[1, 2])})
     assert learned_state(tiny_spec, other) != path
+    sent = Deployment(pair=tiny_spec, configuration=BANDIT, learned=Path("/home/other/x.json"))
+    assert sent.received().learned == path  # of a client on another machine
     save_state(build_bandit(other.drafter).state(), path)
     with pytest.raises(UserError, match="learned by ucb") as caught:
         learned_state(tiny_spec, BANDIT)

@@ -14,7 +14,7 @@ from cluster.sweep.server import run_server_sweep
 from dashboards.reports.server_sweep import report
 from jobs import profile
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, Sampling
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.plug_in_drafter import check_chains
@@ -234,6 +234,12 @@ def test_a_plug_in_gets_the_costs_that_a_policy_asks_for_from_the_profile(plan, 
     assert not result.configurations[name].unpriced
     [load] = result.race.loads
     assert result.expected[name][load.key] > 0
+
+
+def test_a_server_is_not_swept_by_other_texts_than_its_own_greedy_ones(plan):
+    asked = plan.model_copy(update={"sampling": Sampling(repetition_penalty=1.1)})
+    with pytest.raises(UserError, match="is compared greedily, without penalties"):
+        server_sweep.race_plan(asked, OwnServer())
 
 
 def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny_pair):

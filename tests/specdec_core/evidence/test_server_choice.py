@@ -185,6 +185,28 @@ def test_the_champion_is_chosen_on_one_half_of_the_requests():
     assert best_of_all([PLAIN, luck(4, half=1)], LOADS) is PLAIN
 
 
+def test_the_best_at_a_load_is_found_in_the_runs_that_both_had():
+    """While the machine becomes slower, the slower row leaves the race: its own runs were fast."""
+    plain, left = PLAIN.model_copy(deep=True), row("left", 0.0, 0.0)
+    for load, [first, *_] in PLAIN.runs.items():
+        plain.runs[load] = [lasting(first, factor) for factor in (1, 1.5, 2)]
+        left.runs[load] = [lasting(first, factor) for factor in (1.1, 1.6)]
+    assert [best_at([plain, left], load) for load in LOADS] == [plain, plain]
+
+
+def lasting(run, factor):
+    """A run of which every answer took `factor` times as long."""
+    return [
+        each.model_copy(
+            update={
+                "first": each.sent + factor * (each.first - each.sent),
+                "last": each.sent + factor * (each.last - each.sent),
+            }
+        )
+        for each in run
+    ]
+
+
 def test_nothing_is_compared_with_what_failed():
     failed = PLAIN.model_copy(deep=True)
     failed.runs["4"][0][3].error = "the answer broke off"

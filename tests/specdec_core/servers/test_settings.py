@@ -1,6 +1,7 @@
 """Settings of other servers are the keys that these have, and say what was asked for."""
 
 import json
+import shlex
 
 import pytest
 import yaml
@@ -291,10 +292,16 @@ def test_models_in_other_formats_are_converted_before_llama_cpp_starts(monkeypat
     written = server.written(server.counterpart(read(EAGLE), MODELS), MODELS)
     target, head, start = written.usage.splitlines()
     convert = "python -m specdec_core.servers.llama_cpp.convert convert_hf_to_gguf.py"
-    assert target == f"{convert} org/target --outfile target.gguf"
-    assert head.endswith("org/head --outfile head.gguf --target-model-dir org/target")
-    assert "--model target.gguf" in start
-    assert "--spec-draft-model head.gguf" in start
+    fetched = '"$(hf download org/target)"'  # the script reads folders
+    assert target == f"{convert} {fetched} --outfile target-target.gguf"
+    assert head.endswith(f"--outfile draft-head.gguf --target-model-dir {fetched}")
+    assert "--model target-target.gguf" in start
+    assert "--spec-draft-model draft-head.gguf" in start
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    here = Models(str(folder), {})
+    convert_line, _ = server.written(server.counterpart(None, here), here).usage.splitlines()
+    assert shlex.split(convert_line)[4:] == [str(folder), "--outfile", "target-a model.gguf"]
     given = Models("/m/target.gguf", {})
     assert server.written(server.counterpart(None, given), given).usage == (
         "llama-server --model /m/target.gguf"

