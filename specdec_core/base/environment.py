@@ -22,7 +22,8 @@ def environment() -> dict[str, str]:
     }
     if torch.cuda.is_available():
         facts["gpu"] = f"{torch.cuda.get_device_name()} × {torch.cuda.device_count()}"
-    if commit := _git("rev-parse", "HEAD"):
+    # An installed copy may be inside a repository of something else.
+    if _git("ls-files", Path(__file__).name) and (commit := _git("rev-parse", "HEAD")):
         changed = _git("status", "--porcelain", "--untracked-files=no")  # as git describe says it
         facts["git_commit"] = commit + ("-dirty" if changed else "")
     for library in LIBRARIES:
@@ -48,7 +49,7 @@ def _cpu_model() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Output of git in the folder of this source; empty where that is no repository."""
+    """Output of git in the folder of this source; empty where no repository has it."""
     folder = Path(__file__).parent
     try:
         done = subprocess.run(

@@ -174,9 +174,8 @@ class Configuration(Value):
             return f"recorded with {recording.sampling.model_dump()}"
         if self.drafter is None:
             return None
-        # A policy that knows the target's text cannot be a part of another drafter.
         if self.drafter.parts and not all(policy.decodes for _, policy in self.policies):
-            return "its length policy can only be followed by itself"
+            return "a policy that knows the target's text cannot be in a drafter made of drafters"
         return self.drafter.unsupported_reason(recording)
 
     def by(self, arm: int | None) -> Configuration:

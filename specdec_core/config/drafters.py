@@ -207,11 +207,6 @@ class PolicyDrafterSettings(ModelSettings):
 class LookupSettings(DrafterSettings):
     """What drafters that look sequences up, without a model, have in common."""
 
-    @property
-    def from_text(self) -> bool:
-        """Whether its candidates follow from the sequence alone, whatever was drafted before."""
-        return True
-
     def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 
@@ -236,7 +231,7 @@ class ArmsSettings(DrafterSettings):
         super().model_post_init(context)
         # The engine has one link to an asynchronous draft, which drafts in one way.
         if sum(part.asynchronous for part in self.walk()) > 1:
-            raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
+            raise ValueError(f"{self.kind}: has more than one pearl; a configuration can have one")
 
     @property
     def depth(self) -> int:

@@ -34,10 +34,6 @@ class TokenCacheSettings(LookupSettings):
         return f"{shared}token cache {self.phrases}/{self.phrase_length}"
 
     @property
-    def from_text(self) -> bool:
-        return self.learn_from == "output"
-
-    @property
     def remembers(self) -> bool:
         return self.memory == "all"
 

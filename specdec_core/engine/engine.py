@@ -254,17 +254,22 @@ class Engine:
         on_finish: Callable[[Generation], None] | None = None,
     ) -> list[Generation]:
         """Decode `requests` and return their generations in the same order. Raises
-        :class:`UserError` for a request that ends with an error; all requests are dropped then."""
-        for request in requests:
-            self.add(request)
+        :class:`UserError` for a request that is refused or ends with an error; all requests are
+        dropped then."""
         done: dict[str, Generation] = {}
-        while not self.idle:
-            for chunk in self.step(texts=False):
-                if chunk.finished:
-                    self._check(chunk.finished)
-                    done[chunk.request_id] = chunk.finished
-                    if on_finish:
-                        on_finish(chunk.finished)
+        try:
+            for request in requests:
+                self.add(request)
+            while not self.idle:
+                for chunk in self.step(texts=False):
+                    if chunk.finished:
+                        self.check(chunk.finished)
+                        done[chunk.request_id] = chunk.finished
+                        if on_finish:
+                            on_finish(chunk.finished)
+        except (UserError, ValueError, KeyboardInterrupt):
+            self._drop()
+            raise
         return [done[request.id] for request in requests]
 
     def stream(self, request: Request) -> Iterator[Chunk]:
@@ -277,16 +282,21 @@ class Engine:
                 for chunk in self.step():
                     if chunk.request_id == request.id:
                         if finished := chunk.finished is not None:
-                            self._check(chunk.finished)
+                            self.check(chunk.finished)
                         yield chunk
         finally:
             self.cancel(request.id)
 
-    def _check(self, generation: Generation) -> None:
+    def check(self, generation: Generation) -> None:
+        """Raises :class:`UserError` for a generation with an error; all requests are dropped."""
         if (failure := generation.failure) is not None:
-            for name in [*self._waiting, *(a.request.id for a in self._active.values())]:
-                self.cancel(name)
+            self._drop()
             raise UserError(f"{generation.request_id}: {failure}")
+
+    def _drop(self) -> None:
+        """Drop all requests."""
+        for name in [*self._waiting, *(a.request.id for a in self._active.values())]:
+            self.cancel(name)
 
     def _resume(self) -> None:
         """The rows of the target or a draft are lost: requests resume as after preemption, and

@@ -82,7 +82,7 @@ class Request:
                 f" ({self.max_new_tokens})"
             )
         if "" in self.stop:
-            raise UserError("stop: an empty string is everywhere")
+            raise UserError("stop: a stop string is empty")
         if self.logprobs is not None and not 0 <= self.logprobs <= vocab_size:
             raise UserError(f"logprobs must be between 0 and {vocab_size}, got {self.logprobs}")
         if self.prompt_logprobs and self.logprobs is None:

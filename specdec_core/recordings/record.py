@@ -19,6 +19,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -54,7 +55,8 @@ _SLOTS_ALONE = 32  # the same, for a target without drafts
 def record_requests(
     pair: Pair, requests: Sequence[Request], folder: Path, /, **facts: Any
 ) -> Recording:
-    """A recording of `requests` in `folder`, made in this process; `facts` are of its header."""
+    """A recording of `requests` in `folder`, made in this process; `facts` are of its header.
+    Raises :class:`UserError` for requests of other lengths or sampling than the header's."""
     decode = pair.tokenizer.decode
     prompts = [Prompt(asked.id, str(decode([*asked.tokens]))) for asked in requests]
     known = {
@@ -65,6 +67,11 @@ def record_requests(
         "max_new_tokens": requests[0].max_new_tokens,
     }
     header = Header(**{**known, **facts})
+    for asked in requests:
+        if asked.max_new_tokens != header.max_new_tokens:
+            raise UserError(f"{asked.id}: max_new_tokens: the requests of a recording share them")
+        if asked.sampling not in (None, header.sampling):
+            raise UserError(f"{asked.id}: sampling: the requests of a recording share it")
     save_header(header, folder)
     write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
     return Recording.open(folder)

@@ -147,7 +147,7 @@ class Replay:
         if (known := self._known(drafter)) is not None:
             track, table = known
             return track.everywhere(table)
-        if drafter is None or (isinstance(drafter, LookupSettings) and drafter.from_text):
+        if drafter is None or (isinstance(drafter, LookupSettings) and not drafter.reads_rejected):
             return self._decode(configuration, everywhere=True)
         return self.run(configuration)
 

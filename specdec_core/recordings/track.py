@@ -228,7 +228,9 @@ class Track:
 
 
 def _key(rule: Rule) -> str:
-    return " ".join([type(rule).__name__, *rule.settings.heads])
+    """What the rule's values depend on."""
+    read = rule.settings.model_dump_json(exclude={"threshold", "max_tokens", "min_tokens"})
+    return f"{type(rule).__name__} {read}"
 
 
 class RecordedSignals(Signals):

@@ -294,7 +294,7 @@ class Plan(SweepSettings):
             drafts = drafts.get("choice", [])
         for draft in drafts if isinstance(drafts, list) else [drafts]:
             policy = drafter["policy"]
-            if heads := fnmatch.filter(self._heads(draft, _heads_for(policy)), policy["head"]):
+            if heads := _matching(self._heads(draft, _heads_for(policy)), policy["head"]):
                 policy = {**policy, "head": heads}
                 yield {**entry, "drafter": {**drafter, "draft": draft, "policy": policy}}
 
@@ -320,14 +320,18 @@ def _with_draft(value: Any, draft: str | None) -> Any:
     if not isinstance(value, dict):
         return value
     if isinstance(arms := value.get("arms"), list):
-        # A whole configuration is kept, for the sampling that it names.
-        whole = [isinstance(arm, dict) and "drafter" in arm for arm in arms]
-        read = [a if w else read_arm(a) for a, w in zip(arms, whole, strict=True)]
-        value = {**value, "arms": read}
+        value = {**value, "arms": [_read(arm) for arm in arms]}
+    if isinstance(ranges := value.get("ranges"), dict):
+        value = {**value, "ranges": {least: _read(arm) for least, arm in ranges.items()}}
     value = {key: _with_draft(inner, draft) for key, inner in value.items()}
     if _runs_draft(value) and "draft" not in value:
         value["draft"] = draft
     return value
+
+
+def _read(arm: Any) -> Any:
+    """An arm as a drafter; a whole configuration is kept, for the sampling that it names."""
+    return arm if isinstance(arm, dict) and "drafter" in arm else read_arm(arm)
 
 
 def _has_head_pattern(entry: Any) -> bool:
@@ -339,6 +343,16 @@ def _has_head_pattern(entry: Any) -> bool:
         and bool(_heads_for(policy))
         and EVERY in str(policy.get("head", ""))
     )
+
+
+def _matching(known: list[str], wanted: Any) -> list[Any]:
+    """The `known` heads that patterns match, and those that are given by their names."""
+    if isinstance(wanted, dict):
+        wanted = wanted.get("choice", [])
+    found: dict[Any, None] = {}
+    for name in wanted if isinstance(wanted, list) else [wanted]:
+        found |= dict.fromkeys(fnmatch.filter(known, name) if EVERY in str(name) else [name])
+    return list(found)
 
 
 def _runs_draft(drafter: Mapping[str, Any]) -> bool:

@@ -27,8 +27,8 @@ class Trial(Document):
     """One configuration and its counts (load-independent) over the prompt set."""
 
     configuration: Configuration
-    counts: dict[str, int]  # stats.Counts
-    metrics: dict[str, float]  # stats.Counts.metrics(), estimated_speedup and estimated_seconds
+    counts: dict[str, int]  # of Counts
+    metrics: dict[str, float]  # Counts.metrics(), estimated_speedup and estimated_seconds
     finished: bool = True  # False when a scheduler stopped it early
     replayed: bool = False  # counted from a recording, without a model
 

@@ -227,11 +227,16 @@ def _distinct(configurations: Iterable[Configuration]) -> list[Configuration]:
 
 def _open_values(value: Any, path: Path, source: str) -> Iterator[tuple[Path, Axis]]:
     if isinstance(value, Mapping):
-        if len(value) == 1 and (kind := next(iter(value))) in _RANGES:
-            yield path, _axis(kind, value[kind], path, source)
+        if not isinstance(kind := value.get("kind", ""), str):
+            where = ".".join(map(str, (*path, "kind")))
+            raise UserError(
+                f"{source}: {where}: expected one, and an entry for each other (got {kind!r})"
+            )
+        if len(value) == 1 and (range_ := next(iter(value))) in _RANGES:
+            yield path, _axis(range_, value[range_], path, source)
             return
         for key, inner in value.items():
-            if isinstance(inner, list) and _is_sequence(value.get("kind"), key):
+            if isinstance(inner, list) and _is_sequence(kind, key):
                 yield from _members(inner, (*path, key), source)
             else:
                 yield from _open_values(inner, (*path, key), source)
@@ -249,7 +254,7 @@ def _members(values: list[Any], path: Path, source: str) -> Iterator[tuple[Path,
             yield from _open_values(inner, (*path, index), source)
 
 
-def _is_sequence(kind: Any, name: str) -> bool:
+def _is_sequence(kind: str, name: str) -> bool:
     """Whether this setting of a kind is a sequence."""
     for table in (DRAFTERS, POLICIES):
         if (settings := kinds_of(table, KindSettings).get(kind)) and name in settings.model_fields:

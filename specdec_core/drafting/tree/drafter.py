@@ -153,15 +153,8 @@ class TreeDrafter(Drafter):
         if not shown:
             return set()
         trees, places, slots, drawn = map(list, zip(*shown, strict=True))
-        pick = slice(None) if places == list(range(len(level.nodes))) else places
-        signals = Signals(
-            slots,
-            drawn,
-            [depth] * len(slots),
-            level.at.logits[pick],
-            None if level.at.probs is None else level.at.probs[pick],
-            None if level.hidden is None else level.hidden[pick],
-        )
+        at, depths = level.at, [depth] * len(slots)
+        signals = Signals(slots, drawn, depths, at.logits, at.probs, level.hidden, places)
         answers = zip(trees, policy.go_on(signals), strict=True)
         return {i for i, go in answers if go and i in open_ended}
 

@@ -20,6 +20,7 @@ from specdec_core.base.files import atomic_path
 from specdec_core.base.names import digest_name
 from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import Configuration
+from specdec_core.config.kinds import run_time
 from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
@@ -55,7 +56,7 @@ class KeptRounds:
 def _code(configuration: Configuration) -> list[str]:
     """The sources of its drafters and length policies."""
     parts = [*configuration.parts, *(policy for _, policy in configuration.policies)]
-    modules = {type(part).__module__ for part in parts}
+    modules = {kind.__module__ for part in parts for kind in (type(part), run_time(part))}
     return [inspect.getsource(sys.modules[module]) for module in sorted(modules)]
 
 

@@ -69,6 +69,7 @@ def _run(
         for chunk in chunks:
             first.setdefault(chunk.request_id, end)
             if chunk.finished is not None:
+                engine.check(chunk.finished)
                 finished += 1
                 answered[chunk.request_id] = end, len(chunk.finished.tokens)
     return [

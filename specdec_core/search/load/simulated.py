@@ -90,6 +90,8 @@ class Simulated:
         """What the simulation would choose for a load."""
         if load.clients is None:
             return self.known[str(self.values(load)[list(self.known)].idxmax())]
+        if self.schedule.id in self.known:
+            return self.known[self.schedule.id]
         drafter = drafter_at(self.schedule, load.clients)
         return next(each for each in self.known.values() if each.drafter == drafter)
 

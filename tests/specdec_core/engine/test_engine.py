@@ -49,6 +49,15 @@ def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair):
         losing(Engine(tiny_pair, FOUR, 2), lambda n: True).generate(requests())
 
 
+def test_requests_beside_one_that_is_refused_are_dropped(tiny_pair):
+    engine = Engine(tiny_pair, FOUR, 2)
+    with pytest.raises(UserError, match="long"):
+        engine.generate([*requests(), Request("long", (5,) * 300, 8)])
+    assert engine.idle
+    expected = Engine(tiny_pair, FOUR, 2).generate(requests())
+    assert [g.tokens for g in engine.generate(requests())] == [g.tokens for g in expected]
+
+
 def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair):
     sizes = (20, 220, 200, 30, 230)
     asked = [

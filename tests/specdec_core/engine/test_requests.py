@@ -190,7 +190,7 @@ def test_requests_of_one_batch_speculate_as_they_like(tiny_pair, free, drafter):
         ({"min_tokens": NEW + 1}, "min_tokens must be between 0 and max_new_tokens"),
         ({"logprobs": -1}, "logprobs must be between 0"),
         ({"prompt_logprobs": True}, "prompt_logprobs needs logprobs"),
-        ({"stop": ("x", "")}, "stop: an empty string is everywhere"),
+        ({"stop": ("x", "")}, "stop: a stop string is empty"),
         ({"written": ((5, TokenOrigin.DRAFT),) * (NEW + 1)}, "tokens are written already, more th"),
         ({"written": ((10_000, TokenOrigin.DRAFT),)}, "tokens outside 0"),
         ({"speculate": -1}, "speculate must be at least 0"),

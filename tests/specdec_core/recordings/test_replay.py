@@ -1,12 +1,13 @@
 """Replayed rounds are the live engine's, for every policy and drafter that replay can follow."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, RunnerSettings, Sampling
+from specdec_core.config import PairSpec, RunnerSettings, Sampling, Value
 from specdec_core.drafting.policies.heuristic import HeuristicPolicy
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.engine import Engine, Request
@@ -114,6 +115,35 @@ def coupled(recorded, tmp_path_factory):
 def head(recorded, bare_home):
     """One that knows nothing, but says different things of different candidates."""
     save_random_head(recorded.pair, "joint", bare_home / "heads" / "joint", draft="small")
+
+
+def test_requests_that_differ_are_no_recording(recorded, tmp_path):
+    first, other = recorded.requests[:2]
+    for changed in (replace(other, max_new_tokens=8), replace(other, sampling=COUPLED)):
+        with pytest.raises(UserError, match="the requests of a recording share"):
+            record_requests(recorded.pair, [first, changed], tmp_path)
+
+
+def test_a_rule_is_evaluated_for_each_of_its_settings(short):
+    """Its values may depend on all but what they are compared with."""
+
+    class Settings(Value):
+        power: int
+        threshold: float = 0.5
+        heads: ClassVar = ()
+
+    class Rule:
+        def __init__(self, **values):
+            self.settings = Settings(**values)
+
+        def values(self, signals):
+            return np.array(signals.top_probability) ** self.settings.power
+
+    track = short.track("small")
+    one, two = (track.values(Rule(power=power)) for power in (1, 2))
+    assert np.allclose(one**2, two)
+    assert not np.allclose(one, two)
+    assert track.values(Rule(power=1, threshold=0.9)) is one
 
 
 @pytest.mark.usefixtures("head")

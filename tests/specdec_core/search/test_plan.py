@@ -92,6 +92,9 @@ def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, bare_home
     found = resolved.configurations
     named = [("specdecpp", "a"), ("specdecpp", "b"), ("decision", "c")]
     assert [(c.family, c.drafter.policy.head) for c in found] == named
+    either = chain(policy={"kind": "specdecpp", "head": ["b*", "given", "*"]})
+    listed = plan.model_copy(update={"search": (either,)}).resolve().configurations
+    assert [c.drafter.policy.head for c in listed] == ["b", "given", "a"]
     save_random_head(tiny_pair, "t1", bare_home / "heads" / "d")
     assert resolved.configurations == found  # what was resolved stays
     assert plan.resolve().digest("p") != resolved.digest("p")  # another search
@@ -162,6 +165,7 @@ def test_the_digest_follows_settings_and_prompts():
 
 
 BELOW = chain(policy={"kind": "svip", "threshold": -1})
+CASCADE = {"drafter": {"kind": "cascade", "proposer": {"kind": ["prompt_lookup", "suffix"]}}}
 SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
 
 
@@ -184,6 +188,7 @@ SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
         ({"search": [BELOW]}, "search.0: drafter.policy.threshold: Input should be greater"),
         ({"search": [{"drafter": {"kind": ["suffix", "tree"]}}]}, "kind: expected one, and an ent"),
         ({"search": [chain(policy={"kind": ["svip", "fixed"]})]}, "(got ['svip', 'fixed'])"),
+        ({"search": [CASCADE]}, "proposer.kind: expected one, and an entry for each other"),
         ({"search": []}, "search: nothing to search"),
         ({"search": "all"}, "search: "),
     ],
@@ -204,10 +209,12 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path):
         "- drafter: {kind: bandit, arms: [1, {kind: svip}, {kind: suffix}]}\n"
         "- drafter: {kind: hybrid, otherwise: {kind: tree, draft: small}}\n"
         "- drafter: {kind: tree}\n"
+        "- drafter: {kind: schedule, ranges: {1: 6, 4: null}}\n"
     )
     parts = [c.drafter.walk() for c in load_plan(path).configurations]
     drafts = [[part.draft for part in own if hasattr(part, "draft")] for own in parts]
-    assert drafts == [["medium"] * 2, ["small"] * 2, ["small"], ["medium"], ["small"]]
+    once = [["medium"], ["small"]]
+    assert drafts == [["medium"] * 2, ["small"] * 2, ["small"], *once, *once]
 
 
 def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path):

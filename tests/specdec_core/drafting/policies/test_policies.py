@@ -56,6 +56,14 @@ def test_svip_stops_where_the_root_of_the_entropy_is_above_its_threshold():
         assert go_on(build("svip", threshold=threshold), two(0.5)) == [expected]
 
 
+def test_tokens_that_are_excluded_have_no_part_in_the_entropy():
+    """A grammar gives them a logit of -∞."""
+    logits = torch.tensor([[0.3, -1.0, 0.7], [0.3, -torch.inf, 0.7]])
+    signals = Signals([0, 1], [0, 0], [1, 1], logits, None)
+    expected = torch.special.entr(logits.softmax(-1)).sum(-1)
+    assert torch.allclose(signals.measure("entropy"), expected)
+
+
 def test_confidence_product_multiplies_the_drawn_tokens_of_one_round():
     rule = build("confidence_product", threshold=0.25)
     rule.limit(0), rule.limit(1)

@@ -51,6 +51,12 @@ def test_the_simulation_decides_where_nothing_can_be_timed(replay):
     assert [verdict.regret for verdict in choice.verdicts] == [None, None]
 
 
+def test_a_schedule_of_the_plan_may_be_the_best_everywhere(replay):
+    own = configured({"kind": "schedule", "ranges": {1: SIX.drafter.model_dump(), 5: None}})
+    choice, _ = choose_for_load([own], replay, UP_TO_A_DOZEN, WORKLOAD)
+    assert choice.chosen == own
+
+
 def test_the_choice_is_made_by_what_was_measured(replay, tmp_path):
     """With 8 clients drafting never pays by the step times, and always by the live runs."""
     machine = Machine(replay, WORKLOAD, ALWAYS_FREE)

@@ -238,6 +238,10 @@ def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
     assert asked == [tree.id]
     assert first.run(tree).counts == again.run(tree).counts
     assert len(list(folder.iterdir())) == 1
+    # So does changed code, of the settings or of the run time.
+    code = "".join(decoded._code(configured({"kind": "dynamic_tree"})))
+    assert "class DynamicTreeSettings(" in code
+    assert "class DynamicTreeDrafter(" in code
     # A head or state that is trained anew drafts otherwise.
     monkeypatch.setattr(decoded, "trained_digests", lambda _: {"state some": "new"})
     with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
