@@ -51,7 +51,7 @@ def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair):
 
 def test_requests_beside_one_that_is_refused_are_dropped(tiny_pair):
     engine = Engine(tiny_pair, FOUR, 2)
-    with pytest.raises(UserError, match="long"):
+    with pytest.raises(UserError, match="the context holds 256"):
         engine.generate([*requests(), Request("long", (5,) * 300, 8)])
     assert engine.idle
     expected = Engine(tiny_pair, FOUR, 2).generate(requests())

@@ -52,8 +52,9 @@ def test_the_simulation_decides_where_nothing_can_be_timed(replay):
 
 
 def test_a_schedule_of_the_plan_may_be_the_best_everywhere(replay):
-    own = configured({"kind": "schedule", "ranges": {1: SIX.drafter.model_dump(), 5: None}})
-    choice, _ = choose_for_load([own], replay, UP_TO_A_DOZEN, WORKLOAD)
+    ranges = {1: SIX.drafter.model_dump(), 5: TWO.drafter.model_dump()}
+    own = configured({"kind": "schedule", "ranges": ranges})
+    choice, _ = choose_for_load([own], replay, ALWAYS_FREE, WORKLOAD)
     assert choice.chosen == own
 
 
