@@ -46,6 +46,12 @@ class Round:
         """Of the whole round."""
         return self.draft_seconds + self.target_seconds + self.other_seconds
 
+    @property
+    def bookkeeping_seconds(self) -> float:
+        """Of the round, what is neither a forward nor policy nor verification."""
+        named = self.draft_forward_seconds + self.policy_seconds + self.target_forward_seconds
+        return self.seconds - named - self.verify_seconds
+
 
 # "stop": EOS or a stop string; "error": the target's logits were no numbers
 FinishReason = Literal["length", "stop", "error"]
