@@ -72,7 +72,8 @@ class Proposer:
         spec = spec.with_runner(device=device, target_dtype="float32", max_length=self.max_length)
         tokenizer, spec = opened(spec)
         half = device == "cpu" and model.dtype == torch.float16  # a head does not run so there
-        target = load_skeleton(spec.target).to(torch.float32 if half else model.dtype)
+        target: Any = load_skeleton(spec.target)
+        target.to(torch.float32 if half else model.dtype)
         pair = Pair(spec, tokenizer, target, load_drafts(spec, target))
         self.slots = vllm_config.scheduler_config.max_num_seqs
         self.features: CachedFeatures | None = None
