@@ -109,8 +109,8 @@ class CachedFeatures:
         self._store[places] = torch.cat(features, dim=-1).to(self._store.dtype)
 
     def follow(self, rows: Mapping[int, int], lengths: Mapping[int, int]) -> None:
-        """The slots' sequences are in these rows of the batch now, with features of so many
-        tokens."""
+        """The sequence of each slot is in the row `rows[slot]` of the batch now, with features of
+        `lengths[slot]` tokens."""
         self._batch = dict(rows)
         for slot, length in lengths.items():
             self.lengths[slot] = length
