@@ -24,6 +24,7 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration
 from specdec_core.models.eagle import AnyHead
+from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.servers.plug_in_drafter import PlugInDrafter, check_chains, opened
@@ -44,8 +45,9 @@ def check(configuration: Configuration, drafts: Iterable[DraftFile] = ()) -> Non
             f"{configuration.label} learns from the target's tokens after rejected candidates,"
             f" which {PROGRAM} does not tell"
         )
-    if refused := [draft.refused for draft in drafts if draft.refused is not None]:
-        raise UserError(refused[0])
+    for draft in drafts:  # a refused draft model is vLLM's to load, not the plug-in's
+        if draft.refused is not None and names_head(draft.place):
+            raise UserError(draft.refused)
 
 
 class Proposer:

@@ -296,9 +296,11 @@ def test_vllm_finds_the_class_by_its_name():
 
 
 def test_heads_and_a_missing_file_are_refused(monkeypatch):
-    other = DraftFile("head", "other", refused="head: reads what the output layer reads")
-    with pytest.raises(UserError, match="head: reads what the output layer reads"):
+    other = DraftFile("bundled:smollm2-eagle", "other", refused="reads what the output layer reads")
+    with pytest.raises(UserError, match="reads what the output layer reads"):
         plug_in.check(configured(CHAIN), [other])
+    # A draft model that vLLM has no place for: the plug-in loads it itself.
+    plug_in.check(configured(CHAIN), [other._replace(place="bundled:smollm2-draft")])
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UserError, match="SPECDEC_CONFIGURATION must name the file"):
         plug_in.Proposer(None)
@@ -319,6 +321,37 @@ def test_vllm_writes_the_same_with_the_plug_in():
             assert max(peer.steps) > 1
         peer.forget()
         assert peer.decode(texts[0], 32) == reference.decode(texts[0], 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "needs all layers and tokens in a process"),
+        ({"decode_context_parallel_size": 2}, "needs all layers and tokens in a process"),
+        ({"kv_transfer_config": "a connector"}, "no features of tokens that a KV connector loads"),
+        ({"num_hidden_layers": 2}, "reads what the target's output layer reads"),
+    ],
+)
+def test_a_head_without_all_features_is_refused_before_anything_is_changed(changes, message):
+    told = {"kv_transfer_config": None, "num_hidden_layers": 9, **changes}
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**changes),
+        kv_transfer_config=told["kv_transfer_config"],
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**told)),
+    )
+    with pytest.raises(UserError, match=message):
+        CachedFeatures((0, 1, 2), 10, 1).watch(config)
+
+
+def test_a_target_that_forgets_or_gives_no_features_is_refused(tiny_pair, monkeypatch):
+    runner, own = Runner(tiny_pair), CachedFeatures((0, 1), 10, 1)
+    own.attach(runner)
+    monkeypatch.setattr(features, "_keeps_all", lambda group: False)
+    with pytest.raises(UserError, match="a layer that attends to all tokens"):
+        runner.initialize_kv_cache(SimpleNamespace(kv_cache_groups=[None]))
+    monkeypatch.setattr(runner, "get_model", object)
+    with pytest.raises(UserError, match="object: vLLM gives no features of it"):
+        own.attach(runner)
 
 
 @pytest.mark.long
