@@ -15,7 +15,7 @@ from dashboards.reports.sentences import note
 from dashboards.sections import ReportOrigin, Section
 from specdec_core.base.names import plain_name
 from specdec_core.config import PairSpec
-from specdec_core.measure.comparison import Comparison, Contender, Lead
+from specdec_core.measure.comparison import FOLDS, Comparison, Contender, Lead
 
 CONTESTANT = {"": cells.text("contestant")}
 OVER_OURS = cells.ratio("over_autoregressive")
@@ -91,10 +91,8 @@ def lead_metrics(lead: Lead, where: str = "") -> dict[str, float]:
 
 
 def chosen_on(lead: Lead, what: str) -> str:
-    """On which prompts both bests were chosen, and on which compared; `what` names them."""
-    if lead.held_out:
-        return f"both chosen on a random half of the {what}, compared on the {lead.requests} others"
-    return f"both chosen on the same {lead.requests} {what}, which flatters both"
+    """How both bests were chosen among the prompts; `what` names them."""
+    return f"{lead.requests} {what}; both timed on others than they are chosen on, in {FOLDS} parts"
 
 
 def contestants(rows: Iterable[Contender]) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pandas as pd
@@ -13,16 +14,14 @@ from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, Section
 from specdec_core.evidence.load.result import LoadRow, requests_frame, summary_frame
 from specdec_core.evidence.server_choice import LOSS, ServerRace, ServerSweep
-from specdec_core.measure.comparison import halves, over
+from specdec_core.measure.comparison import FOLDS, over
 from specdec_core.search.load.workload import Load
 
 
 def report(result: ServerSweep) -> Report:
     race, summary = result.race, _summary(result, result.race)
-    plain, champion = race.autoregressive(), result.configuration
-    ratios = [
-        (load, over(result.winner, plain, load, halves(load.requests)[1])) for load in race.loads
-    ]
+    plain, champion, crossed = race.autoregressive(), result.configuration, result.crossed
+    ratios = [(load, over(crossed, plain, load)) for load in race.loads]
     return Report(
         command="sweep",
         title=f"{result.title} with {race.pair.name}",
@@ -66,21 +65,23 @@ def _requests(result: ServerSweep) -> pd.DataFrame:
 
 def _findings(result: ServerSweep) -> Iterator[str]:
     """The champion, its speed at each load, and what lost its race."""
-    race, winner = result.race, result.winner
+    race, winner, crossed = result.race, result.winner, result.crossed
     plain = race.autoregressive()
     yield f"champion of {result.title}: {result.champion}"
     for load in race.loads:
-        _, compared = halves(load.requests)
-        speed = f"{load}: {winner.tokens_per_second(load, compared):.0f} tokens/s"
+        speed = f"{load}: {winner.tokens_per_second(load):.0f} tokens/s"
         if winner is plain:
             yield f"{speed}, without speculation"
             continue
-        against = [f"{cells.of_ratio(over(winner, plain, load, compared))} over no speculation"]
-        default = _default(race, load)
-        if default is not None and default.name != winner.name:
-            ratio = cells.of_ratio(over(winner, default, load, compared))
+        against = [f"{cells.of_ratio(over(crossed, plain, load))} over no speculation"]
+        default = _default(race, plain, load)
+        if default is not None and default is not winner:
+            ratio = cells.of_ratio(over(crossed, default, load))
             against.append(f"{ratio} over {default.name}, the server's best default")
         yield f"{speed}, {', '.join(against)}"
+    for name, times in Counter(row.name for row in crossed.chosen).items():
+        if name != winner.name:
+            yield f"{name} would be champion without {times} of {FOLDS} parts of the requests"
     for load in race.loads:
         if (name := result.best[load.key]) != result.champion:
             yield f"{load}: {name} was the fastest"
@@ -96,12 +97,10 @@ def _findings(result: ServerSweep) -> Iterator[str]:
         )
 
 
-def _default(race: ServerRace, load: Load) -> LoadRow | None:
-    """The fastest of the server's own modes that speculate, if one did not fail, on the requests
-    that the champion is chosen on."""
-    choose, _ = halves(load.requests)
+def _default(race: ServerRace, plain: LoadRow, load: Load) -> LoadRow | None:
+    """The fastest of the server's own modes that speculate, if one did not fail."""
     own = [r for r in race.rows if not (r.with_ours or r.autoregressive or r.errors(load))]
-    return max(own, key=lambda row: row.tokens_per_second(load, choose), default=None)
+    return max(own, key=lambda row: over(row, plain, load).value, default=None)
 
 
 def _start(result: ServerSweep) -> list[str]:
@@ -125,31 +124,12 @@ def _ranking(result: ServerSweep) -> list[str]:
         "the race has other prompts than the recording"
         if result.others_raced
         else "the race has prompts of the recording, because the source has no further ones",
-        _halved(result),
+        "the champion was chosen on all requests; its ratios are of what is the best without a part"
+        f" of them, timed on that part, in {FOLDS} parts",
         "a mode that was shown to be slower than another one under a load had no further runs"
         f" under it; the champion is slower by more than {LOSS:.0%} at no load, neither than no"
         " speculation nor than the best of the server's own modes",
     ]
-
-
-def _halved(result: ServerSweep) -> str:
-    """The requests that the champion was chosen on, and the requests of its ratios."""
-    split, whole = list[str](), list[str]()
-    for load in result.race.loads:
-        choose, compared = halves(load.requests)
-        (whole if choose == compared else split).append(load.label)
-    parts = []
-    if split:
-        parts.append(
-            f"with {', '.join(split)} the champion was chosen on a random half of the requests, and"
-            " its speed and ratios are of the rest"
-        )
-    if whole:
-        parts.append(
-            f"with {', '.join(whole)} it was chosen on the same requests as it was compared on,"
-            " which flatters it"
-        )
-    return "; ".join(parts)
 
 
 def _summary(result: ServerSweep, race: ServerRace) -> pd.DataFrame:

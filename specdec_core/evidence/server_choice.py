@@ -14,7 +14,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Stored, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.evidence.load.result import LoadResult, LoadRow
-from specdec_core.measure.comparison import OURS, halves, over
+from specdec_core.measure.comparison import EVERYTHING, FOLDS, OURS, Crossed, Requests, folds, over
 from specdec_core.search.load.choice import finalists_at
 from specdec_core.search.load.schedule import choose_schedule
 from specdec_core.search.load.simulated import Simulated
@@ -75,6 +75,12 @@ class ServerSweep(Stored):
     def winner(self) -> LoadRow:
         """The champion's row."""
         return next(row for row in self.race.rows if row.name == self.champion)
+
+    @property
+    def crossed(self) -> Crossed[LoadRow]:
+        """What would be the champion without each of the :func:`folds`."""
+        rows, loads = self.race.may_win(), self.race.loads
+        return Crossed([best_of_all(rows, loads, without) for without in range(FOLDS)])
 
 
 @dataclass(frozen=True)
@@ -180,44 +186,52 @@ def after_first_runs(
 
 
 def best_at(rows: Sequence[LoadRow], load: Load) -> LoadRow:
-    """The fastest row at a load, on the requests to choose on (:func:`halves`), by its ratio to
-    autoregressive decoding in the same runs: a row that was soon slower has fewer."""
-    choose, _ = halves(load.requests)
+    """The fastest row at a load, by its ratio to autoregressive decoding in the same runs: a row
+    that was soon slower has fewer."""
     plain = next(row for row in rows if row.autoregressive)
     whole = [row for row in rows if not row.errors(load)]
-    return max(whole, key=lambda row: over(row, plain, load, choose).value)
+    return max(whole, key=lambda row: over(row, plain, load).value)
 
 
-def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
-    """The champion: of the server's own modes the :func:`_fastest`, or a row with settings of ours
-    that is faster and loses at most :data:`LOSS` to it at any load. Raises :class:`UserError` where
-    requests of autoregressive decoding failed."""
+def best_of_all(
+    rows: Sequence[LoadRow], loads: Sequence[Load], without: int | None = None
+) -> LoadRow:
+    """The champion, by all requests or `without` one of their :func:`folds`: of the server's own
+    modes the :func:`_fastest`, or a row with settings of ours that is faster and loses at most
+    :data:`LOSS` to it at any load. Raises :class:`UserError` where requests of autoregressive
+    decoding failed."""
     plain = next(row for row in rows if row.autoregressive)
     if failed := [load for load in loads if plain.errors(load)]:
         raise UserError(
             f"{plain.name}: requests failed with {failed[0]}, so nothing can be compared with it"
             f" (--fresh races again); the first said: {_error(plain, failed[0])}"
         )
-    default = _fastest([row for row in rows if not row.with_ours], loads, plain, plain)
-    return _fastest(rows, loads, plain, default)
+    default = _fastest([row for row in rows if not row.with_ours], loads, plain, plain, without)
+    return _fastest(rows, loads, plain, default, without)
 
 
 def _fastest(
-    rows: Iterable[LoadRow], loads: Sequence[Load], plain: LoadRow, default: LoadRow
+    rows: Iterable[LoadRow],
+    loads: Sequence[Load],
+    plain: LoadRow,
+    default: LoadRow,
+    without: int | None,
 ) -> LoadRow:
-    """The fastest row over all loads, by the geometric mean of its ratios to `plain`, on the
-    requests to choose on (:func:`halves`). A row that is slower than `plain` or `default` by more
-    than :data:`LOSS` at some load, on all requests, is left out."""
+    """The fastest row over all loads, by the geometric mean of its ratios to `plain`. A row that is
+    slower than `plain` or `default` by more than :data:`LOSS` at some load is left out."""
 
-    def gain(row: LoadRow) -> float:
-        ratios = (over(row, plain, at, halves(at.requests)[0]).value for at in loads)
-        return sum(map(math.log, ratios))
+    def ratios(row: LoadRow, rival: LoadRow) -> list[float]:
+        return [over(row, rival, at, _but(at, without)).value for at in loads]
 
     def may_win(row: LoadRow) -> bool:
-        ratios = (over(row, rival, at).value for rival in (plain, default) for at in loads)
-        return not any(map(row.errors, loads)) and min(ratios) >= 1 - LOSS
+        least = min(*ratios(row, plain), *ratios(row, default))
+        return not any(map(row.errors, loads)) and least >= 1 - LOSS
 
-    return max([default, *filter(may_win, rows)], key=gain)
+    return max([default, *filter(may_win, rows)], key=lambda row: math.prod(ratios(row, plain)))
+
+
+def _but(load: Load, without: int | None) -> Requests:
+    return EVERYTHING if without is None else folds(load.requests)[without].choose
 
 
 def by_load(

@@ -7,8 +7,9 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +21,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.tokens.statistics import Ratio
 
 OURS = "specdec"
-LEAST_HALF = 4  # requests in each half, to choose the best on one half and report it on the other
+FOLDS = 6  # parts of the requests, each timed with what is the best on the others
 EVERYTHING = slice(None)
 
 Requests = list[int] | slice  # some of the requests of a comparison, by their places
@@ -31,6 +32,14 @@ def interleaved(contestants: Sequence[T], turn: int) -> list[T]:
     """The contestants in the order in which they run in a turn: a random one, always the same for a
     turn of a number. No contestant always runs after the same other one."""
     return random.Random(turn).sample(contestants, len(contestants))
+
+
+class Timed(Protocol):
+    """What has times to compare."""
+
+    def paces(self, at: Any = None) -> np.ndarray:
+        """Seconds a token, shape (repeats, requests), under a load where there are several; NaN for
+        a request that failed."""
 
 
 class Contender(Document):
@@ -55,8 +64,7 @@ class Contender(Document):
         return digest_name(f"{self.group} {self.name} {self.version}")
 
     def paces(self, at: Any = None) -> np.ndarray:
-        """Seconds a token, shape (repeats, requests), under a load where there are several; NaN for
-        a request that failed."""
+        """As of :class:`Timed`."""
         raise NotImplementedError
 
     def mean_seconds(self, at: Any = None, requests: Requests = EVERYTHING) -> float:
@@ -71,7 +79,7 @@ AnyContender = TypeVar("AnyContender", bound=Contender)
 
 
 def over(
-    candidate: Contender, baseline: Contender, at: Any = None, requests: Requests = EVERYTHING
+    candidate: Timed, baseline: Timed, at: Any = None, requests: Requests = EVERYTHING
 ) -> Ratio:
     """How many times as fast `candidate` is, in seconds a token, on some of the requests: those
     that both answered in every repeat that both had."""
@@ -80,21 +88,39 @@ def over(
     return paired_ratio(*(each.paces(at)[:, requests] for each in (baseline, candidate)))
 
 
-def halves(requests: int) -> tuple[list[int], list[int]]:
-    """The requests to choose the best on, and those to compare it on: a random half, always the
-    same one, and the rest. Every other one would be all of a set, where two are mixed. Where a half
-    would have less than :data:`LEAST_HALF`, both are all requests."""
-    everything = list(range(requests))
-    if requests < 2 * LEAST_HALF:
-        return everything, everything
-    choose = sorted(random.Random(0).sample(everything, (requests + 1) // 2))
-    return choose, sorted({*everything} - {*choose})
+class Fold(NamedTuple):
+    """Requests to choose on, and others to time the choice on."""
+
+    choose: list[int]
+    time: list[int]
+
+
+def folds(requests: int) -> list[Fold]:
+    """The requests in :data:`FOLDS` random parts, always the same ones; every sixth one would be of
+    one set, where several are mixed. A single request is both."""
+    shuffled = random.Random(0).sample(range(requests), requests)
+    parts = [sorted(shuffled[part::FOLDS]) for part in range(FOLDS)]
+    return [Fold(sorted({*shuffled} - {*part}) or part, part) for part in parts]
+
+
+@dataclass(frozen=True)
+class Crossed(Generic[AnyContender]):
+    """What was chosen for each of the :func:`folds`, timed on it: the speed that a choice has on
+    requests that it was not made on, by all requests."""
+
+    chosen: list[AnyContender]
+
+    def paces(self, at: Any = None) -> np.ndarray:
+        every = [each.paces(at) for each in self.chosen]
+        paces = every[0][: min(map(len, every))].copy()
+        for fold, own in zip(folds(paces.shape[1]), every, strict=True):
+            paces[:, fold.time] = own[: len(paces), fold.time]
+        return paces
 
 
 class Lead(Document):
-    """The best of ours against the best of a group, `at` a temperature or a load. With `held_out`
-    both were chosen on one of the :func:`halves` and compared on the other; else chosen and
-    compared on all, which favours both."""
+    """The best of ours against the best of a group, `at` a temperature or a load. They are the best
+    on all requests, the ratio is of what is :class:`Crossed`."""
 
     at: Any
     group: str
@@ -104,7 +130,6 @@ class Lead(Document):
     low: float
     high: float
     requests: int
-    held_out: bool
 
 
 class Comparison(Stored, ABC, Generic[AnyContender]):
@@ -146,11 +171,10 @@ class Comparison(Stored, ABC, Generic[AnyContender]):
         return [lead for each in found if (lead := self._lead(*each)) is not None]
 
     def _lead(self, at: Any, count: int, group: str) -> Lead | None:
-        choose, report = halves(count)
-        ours, theirs = self.best(at, OURS, choose), self.best(at, group, choose)
+        ours, theirs = self.best(at, OURS), self.best(at, group)
         if ours is None or theirs is None:
             return None
-        ratio = over(ours, theirs, at, report)
+        ratio = over(self._crossed(at, count, OURS), self._crossed(at, count, group), at)
         return Lead(
             at=at,
             group=group,
@@ -159,9 +183,12 @@ class Comparison(Stored, ABC, Generic[AnyContender]):
             ratio=ratio.value,
             low=ratio.low,
             high=ratio.high,
-            requests=len(report),
-            held_out=choose != report,
+            requests=count,
         )
+
+    def _crossed(self, at: Any, count: int, group: str) -> Crossed[AnyContender]:
+        best = (self.best(at, group, fold.choose) for fold in folds(count))
+        return Crossed([row for row in best if row is not None])
 
     def ratios(self, row: AnyContender, at: Any, baseline: AnyContender | None) -> dict[str, float]:
         """The ratios of a row to our autoregressive decoding, `baseline`, and to the best of every

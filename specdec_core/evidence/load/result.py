@@ -37,8 +37,7 @@ class LoadRow(Contender):
         return by_request(self.of(load), measure)
 
     def paces(self, at: Any = None) -> np.ndarray:
-        tokens = np.maximum(self.values(at, "tokens"), 1)
-        return np.asarray(self.values(at, "latency") / tokens)
+        return np.array([[record.pace for record in run] for run in self.of(at)])
 
     def tokens_per_second(self, load: Load, requests: Requests = EVERYTHING) -> float:
         """Tokens of all clients together while all of them wait, by some of the requests, or, at a

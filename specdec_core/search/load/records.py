@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,13 @@ class LoadRecord(Document):
         """When its times begin: its arrival in an open loop, however late the client sent it, for
         a delay of the client delays the answer; else when it was sent."""
         return self.sent if self.arrival is None else self.arrival
+
+    @property
+    def pace(self) -> float:
+        """Seconds a token; NaN where it failed."""
+        if self.error is not None or self.last is None:
+            return math.nan
+        return (self.last - self.begun) / max(self.tokens, 1)
 
 
 LoadRun = list[LoadRecord]  # a contestant answers the requests of a load, once

@@ -16,7 +16,7 @@ from specdec_core.evidence.server_choice import (
     express,
     joined,
 )
-from specdec_core.measure.comparison import halves
+from specdec_core.measure.comparison import FOLDS, folds
 from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import DraftFile, Mode, Models
 from tests.load_result import REQUESTS, load_row, records
@@ -168,21 +168,17 @@ def test_what_loses_to_the_servers_own_best_mode_at_a_load_is_no_champion():
     assert best_of_all([PLAIN, row("default", 0.01, 0.22), near := ours(0.05, 0.1)], LOADS) is near
 
 
-def luck(slower, half):
-    """A row that is faster than PLAIN but on one half of the requests, slower there by a factor."""
-    lucky = row("lucky", 0.05, 0.05)
-    for load, runs in lucky.runs.items():
+def test_the_champion_is_chosen_on_all_requests_or_without_a_part_of_them():
+    """A row that is slow on the requests of one part only, and so slow that it loses by them."""
+    unlucky, part = row("unlucky", 0.07, 0.14), 4
+    for load, runs in unlucky.runs.items():
         for run, plain in zip(runs, PLAIN.runs[load], strict=True):
-            for n in halves(REQUESTS)[half]:
-                run[n].last = run[n].begun + slower * (plain[n].last - plain[n].begun)
-    return lucky
-
-
-def test_the_champion_is_chosen_on_one_half_of_the_requests():
-    assert best_of_all([PLAIN, luck(1.3, half=0)], LOADS) is PLAIN
-    assert best_of_all([PLAIN, unlucky := luck(1.3, half=1)], LOADS) is unlucky
-    # Nor does what is slower on all requests win by the ones to choose on.
-    assert best_of_all([PLAIN, luck(4, half=1)], LOADS) is PLAIN
+            for n in folds(REQUESTS)[part].time:
+                run[n].last = run[n].begun + 5 * (plain[n].last - plain[n].begun)
+    assert best_of_all([PLAIN, unlucky], LOADS) is PLAIN
+    for without in range(FOLDS):
+        expected = unlucky if without == part else PLAIN
+        assert best_of_all([PLAIN, unlucky], LOADS, without) is expected
 
 
 def test_the_best_at_a_load_is_found_in_the_runs_that_both_had():

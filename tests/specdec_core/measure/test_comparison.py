@@ -1,31 +1,44 @@
-"""How contestants take turns, and on which requests the best is chosen and compared."""
+"""How contestants take turns, and on which requests the best is chosen and timed."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from specdec_core.measure.comparison import LEAST_HALF, halves, interleaved
+from specdec_core.measure.comparison import FOLDS, Crossed, folds, interleaved
 
 
 @pytest.mark.parametrize("sets", [2, 3, 4])
-def test_both_halves_have_prompts_of_every_set_of_a_mixture(sets):
-    """They take turns in a mixture: of two, every other request is all of one."""
-    for half in halves(96):
-        counts = [sum(n % sets == each for n in half) for each in range(sets)]
-        assert min(counts) > 96 / sets / 6
+def test_each_part_has_prompts_of_every_set_of_a_mixture(sets):
+    """They take turns in a mixture: of two, every sixth request is all of one."""
+    for fold in folds(96):
+        counts = [sum(n % sets == each for n in fold.time) for each in range(sets)]
+        assert min(counts) > 0
 
 
-@pytest.mark.parametrize("requests", [2 * LEAST_HALF, 2 * LEAST_HALF + 1, 24])
-def test_halves_share_no_request_and_are_of_one_size(requests):
-    choose, report = halves(requests)
-    assert sorted(choose + report) == list(range(requests))
-    assert len(choose) - len(report) in (0, 1)
-    assert halves(requests) == (choose, report)
+@pytest.mark.parametrize("requests", [2, FOLDS, FOLDS + 1, 24])
+def test_no_request_is_timed_with_what_was_chosen_on_it(requests):
+    found = folds(requests)
+    assert len(found) == FOLDS
+    everything = [*range(requests)]
+    assert sorted(n for fold in found for n in fold.time) == everything
+    for fold in found:
+        assert sorted(fold.choose + fold.time) == everything
+        assert len(fold.time) in {requests // FOLDS, -(-requests // FOLDS)}
+    assert folds(requests) == found
 
 
-def test_too_few_requests_are_not_divided():
-    few = 2 * LEAST_HALF - 1
-    assert halves(few) == (list(range(few)), list(range(few)))
+def test_a_single_request_is_chosen_and_timed_on():
+    assert [fold.choose for fold in folds(1)] == [[0]] * FOLDS
+
+
+def test_each_part_has_the_times_of_what_was_chosen_without_it():
+    rows = [SimpleNamespace(paces=lambda at, n=n: np.full((2 + n % 2, 12), n)) for n in range(6)]
+    paces = Crossed(rows).paces()
+    assert len(paces) == 2  # runs that all of them had
+    for number, fold in enumerate(folds(12)):
+        assert (paces[:, fold.time] == number).all()
 
 
 def test_a_contestant_runs_after_each_other_one():
