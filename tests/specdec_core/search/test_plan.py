@@ -7,8 +7,10 @@ import yaml
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Sampling, identity
+from specdec_core.cost.forward import ForwardCost
 from specdec_core.search.plan import Plan, load_plan
 from tests.conftest import save_random_head
+from tests.specdec_core.cost.examples import measure
 
 SWEEPS = Path(__file__).parents[3] / "jobs" / "sweeps"
 
@@ -119,6 +121,26 @@ def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_pat
     assert load_plan(write(tmp_path), profile=str(file)).digest("p") == there.digest("p")
     with pytest.raises(UserError, match=r"sweep\.yaml: profile\.target: expected seconds.*-1"):
         load_plan(write(tmp_path, profile={**far, "target": -1}))
+
+
+def test_forwards_of_one_row_rank_no_requests_that_are_decoded_together(tmp_path):
+    """What a row adds would be anything from nothing to a whole forward."""
+    alone, several = {"clients": [1]}, {"clients": [1, 4]}
+    for workload in (several, {"rate": 2}):
+        with pytest.raises(UserError, match=r"sweep\.yaml: forwards: batches: forwards of 1 row"):
+            load_plan(write(tmp_path, workload=workload, forwards={"batches": [1]}))
+    load_plan(write(tmp_path, workload=alone, forwards={"batches": [1]}))
+    load_plan(write(tmp_path, workload=several, forwards={"batches": [1, 4]}))
+
+    def machine(*rows):
+        cost = ForwardCost.fit(measure((1, 4), (64,), rows)).model_dump(mode="json")
+        return {"device": "far", "target": cost, "drafts": {"*": 0.02}}
+
+    load_plan(write(tmp_path, workload=several, profile=machine(1, 2)))
+    with pytest.raises(UserError, match=r"sweep\.yaml: profile: target: forwards of 1 row"):
+        load_plan(write(tmp_path, workload=several, profile=machine(1)))
+    far = {"device": "far", "target": 0.1, "drafts": {"*": 0.02}}  # whatever is fed
+    load_plan(write(tmp_path, workload=several, profile=far))
 
 
 def test_lossy_methods_are_allowed_by_name_alone(tmp_path):
