@@ -172,7 +172,7 @@ def sweep_server(
     model = f"{result.race.pair.name}-{result.server}"
     registered = "not registered" if version is None else f"version {version} of {model}"
     point("champion", f"{result.champion}, {registered}")
-    point("report", folder.path / "report.md")
+    point("report", folder.path / "report.html")
     point("written", folder.path / CHAMPION)
     print_runs_page(result.race.pair.name)
     point("start", result.command)

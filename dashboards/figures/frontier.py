@@ -131,7 +131,8 @@ def _title(result: SweepResult, best: Trial | None) -> str:
 
 def _subtitle(count: int, left_out: int) -> str:
     text = (
-        "Each point is one configuration; down and to the left is better, on any hardware. "
+        "Each point is one configuration. Of one draft's chains, those further down and to the left"
+        " are faster on any hardware. "
         "The line joins a family's best trade-offs, stars are the oracle, and on a grey line "
         "every chain of the draft has the same speedup here."
     )

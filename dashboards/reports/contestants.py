@@ -92,7 +92,7 @@ def lead_metrics(lead: Lead, where: str = "") -> dict[str, float]:
 
 def chosen_on(lead: Lead, what: str) -> str:
     """How both bests were chosen among the prompts; `what` names them."""
-    return f"{lead.requests} {what}; both timed on others than they are chosen on, in {FOLDS} parts"
+    return f"each chosen on other {what} than it is timed on, in {FOLDS} parts of {lead.requests}"
 
 
 def contestants(rows: Iterable[Contender]) -> Section:

@@ -24,7 +24,7 @@ def report(result: ServerSweep) -> Report:
     ratios = [(load, over(crossed, plain, load)) for load in race.loads]
     return Report(
         command="sweep",
-        title=f"{result.title} with {race.pair.name}",
+        title=f"The fastest settings of {result.title} for {race.pair.name}",
         origin=origin(
             race,
             [*how_measured(race), *_ranking(result)],
@@ -51,7 +51,7 @@ def report(result: ServerSweep) -> Report:
 def _first_runs(result: ServerSweep) -> Iterator[Section]:
     if result.first is not None:
         summary = _summary(result, result.first)
-        yield _table(result, summary, "first", "The first runs, which are no runs of the race")
+        yield _table(result, summary, "first", "First runs, which corrected the ranking")
 
 
 def _requests(result: ServerSweep) -> pd.DataFrame:
@@ -81,7 +81,10 @@ def _findings(result: ServerSweep) -> Iterator[str]:
         yield f"{speed}, {', '.join(against)}"
     for name, times in Counter(row.name for row in crossed.chosen).items():
         if name != winner.name:
-            yield f"{name} would be champion without {times} of {FOLDS} parts of the requests"
+            yield (
+                f"{name} would be the champion in {times} of {FOLDS} checks that each leave out a"
+                " sixth of the requests"
+            )
     for load in race.loads:
         if (name := result.best[load.key]) != result.champion:
             yield f"{load}: {name} was the fastest"
@@ -124,11 +127,11 @@ def _ranking(result: ServerSweep) -> list[str]:
         "the race has other prompts than the recording"
         if result.others_raced
         else "the race has prompts of the recording, because the source has no further ones",
-        "the champion was chosen on all requests; its ratios are of what is the best without a part"
-        f" of them, timed on that part, in {FOLDS} parts",
-        "a mode that was shown to be slower than another one under a load had no further runs"
-        f" under it; the champion is slower by more than {LOSS:.0%} at no load, neither than no"
-        " speculation nor than the best of the server's own modes",
+        "the champion was chosen on all requests; its ratios are of requests that it was not chosen"
+        f" on: of each of {FOLDS} parts, by what is the best on the others",
+        "a mode that was shown to be slower than another one at a load had no further runs there;"
+        f" at no load is the champion more than {LOSS:.0%} slower than no speculation or than the"
+        " best of the server's own modes",
     ]
 
 

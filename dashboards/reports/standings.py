@@ -76,7 +76,7 @@ def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:
     return rates | {
         "label": result.labels[trial.id]
         + (" ★" if trial.id == result.champion else "")
-        + ("" if trial.finished else " †"),
+        + ("" if trial.finished else " ‡"),
         "speedup": text,
         "tokens_per_second": gain.timing.tokens_per_second if gain.timing else None,
         "status": _status(result, trial),
@@ -97,11 +97,13 @@ def _status(result: SweepResult, trial: Trial) -> str:
 
 
 def _legend(result: SweepResult, left_out: int, rest: str) -> str:
-    notes = ["★ champion", "= tied with it", "≈ estimated", "† stopped early"]
+    notes = ["★ champion", "= tied with it", "≈ estimated"]
     if result.under_load is not None:
         notes[:2] = ["★ fastest with one request at a time", "= tied with it"]
     if result.hardware is not None:
         notes = ["★ best estimate", f"≈ estimated for {result.hardware}, not timed"]
+    if not all(trial.finished for trial in result.trials):
+        notes.append("‡ stopped early")
     if left_out:
         notes.append(f"{left_out} more in {rest}")
     return ", ".join(notes)

@@ -167,8 +167,9 @@ def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
     if result.under_load is not None:
         yield (
-            "The served configuration was chosen for many requests at once; everything else in"
-            " this report, and ★, is about one request at a time."
+            "The served configuration was chosen for many requests at once, whose times are in the"
+            " sections on loads. The table of all configurations with its ★, and the figures, are"
+            " about one request at a time."
         )
     yield from _about_champion(result)
     yield from _about_outputs(result)
@@ -208,9 +209,9 @@ def race_sentence(race: RaceSummary) -> str:
     """What the choice of the champion may cost, and what it rests on."""
     most = "an amount not known yet" if race.at_most is None else f"{race.at_most:.1%}"
     return (
-        f"After {race.laps} laps over {race.prompts} prompts the champion is expected to cost "
-        f"{race.loss:.1%} of the fastest finalist's time, and at most {most} (95 %, at every lap); "
-        f"{race.within:.0%} was asked for."
+        f"The champion is expected to be {race.loss:.1%} slower than the fastest finalist, and at"
+        f" most {most} (95 %), after {race.laps} times {race.prompts} prompts; at most"
+        f" {race.within:.0%} was asked for."
     )
 
 

@@ -117,7 +117,7 @@ function verdict() {
   const { on, off } = panes;
   const times = `${(on.rate / off.rate).toFixed(2)} × the tokens a second`;
   if (on.said === off.said) return `${times}, the same text`;
-  return number("temperature") === 0 ? `${times}, another text` : `${times}, each text drawn anew`;
+  return number("temperature") > 0 ? `${times}, each text drawn anew` : `${times}, another text`;
 }
 
 /** Show the panes that the race has. */

@@ -40,7 +40,7 @@ def test_the_report_has_every_row_and_says_who_wins(bench_result, bench_prompts,
         assert len(table) == len(section.shown) + 2
     (greedy, sampled) = (line for line in findings(bench_result) if "transformers' best" in line)
     assert greedy.startswith("temperature 0: our best")
-    assert "(3 prompts; both timed on others than they are chosen on, in 6 parts)" in sampled
+    assert "(each chosen on other prompts than it is timed on, in 6 parts of 3)" in sampled
     assert "6 of 6" in text
     assert BenchResult.load(folder) == bench_result
 

@@ -16,7 +16,7 @@ def test_the_report_says_who_wins_and_how_it_was_measured():
     result = load_result()
     first, second, *ours = findings(result)
     assert first.startswith("1 client: our best, chain, writes 0.87×")
-    assert "vllm's best, vLLM n-gram K=4 (8 requests; both timed on others" in second
+    assert "vllm's best, vLLM n-gram K=4 (each chosen on other requests than" in second
     assert any("4 clients: chain writes" in line and "1.33×" in line for line in ours)
     text = document(report(result))
     assert "8 with 1 client, 8 with 4 clients" in text
