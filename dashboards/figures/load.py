@@ -29,7 +29,7 @@ def load_figure(table: pd.DataFrame, title: str, slo: Slo | None = None) -> go.F
     fig = base_figure(
         title,
         f"By time per token (left) and to the first token (right). Points are {points}; up and to"
-        " the left is better. Each group has its dashes.",
+        " the left is better. Lines of one group have the same dashes.",
         520,
         make_subplots(1, 2, horizontal_spacing=0.1),
     )

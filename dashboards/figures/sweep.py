@@ -127,8 +127,8 @@ def time_per_token(result: SweepResult) -> go.Figure:
     fig = base_figure(
         "Where the time of one output token goes",
         "The fastest configuration of each family, counts times the profile's forward times "
-        "(Eq. 3.1, verification at its real width). The diamonds are the measured totals, "
-        "prefill included.",
+        "(SpecDec++, Eq. 3.1, verification at its real width). The diamonds are the measured "
+        "totals, prefill included.",
         170 + 34 * len(keys),
     )
     for i, (part, colour) in enumerate(PART_COLOURS.items()):

@@ -32,8 +32,7 @@ def seen(productions: Sequence[Production]) -> Section:
 
 
 def expected(lengths: Sequence[Expectation], now: Production) -> Section:
-    """Other lengths beside the present one; a step may take up to the last column times as long as
-    now before a length is slower than the present."""
+    """Other lengths beside the present one."""
     gains = _gains(lengths, now)
     present = next(each for each in lengths if each.length == now.length)
     rows = [
@@ -42,11 +41,17 @@ def expected(lengths: Sequence[Expectation], now: Production) -> Section:
             "tokens a step": f"{each.tokens:.2f}",
             "ms a step": cells.as_number(each.seconds, ".2f", 1e3),
             "speed, now = 1": cells.as_number(gains.get(each.length), ".2f"),
-            "pays below, × a step now": f"{each.tokens / present.tokens:.2f}",
+            "longest step, × now": f"{each.tokens / present.tokens:.2f}",
         }
         for each in lengths
     ]
-    return Section(key="expected", title="Expected", shown=cells.texts(rows))
+    return Section(
+        key="expected",
+        title="Expected",
+        shown=cells.texts(rows),
+        legend="a length is faster than now if its step takes less than the last column times a"
+        " step now",
+    )
 
 
 def _gains(lengths: Sequence[Expectation], now: Production) -> dict[int, float]:

@@ -34,7 +34,7 @@ def sections(profile: Profile) -> list[Section]:
         ),
         Section(
             key="fit",
-            title="fit",
+            title="Fit of the forward times",
             shown=cells.texts(_fit(profile, n, c, context, batch) for n, c in costs.items()),
         ),
         Section(key="overheads", lines=[_overheads(profile)]),
@@ -53,7 +53,7 @@ def _fit(
         "÷ target": f"{one / profile.target.seconds(1, context, batch):.3f}",
         "+1 token, µs": f"{1e6 * more:.0f}",
         "R²": cells.as_number(cost.r2, ".3f"),
-        "worst": cells.as_number(cost.worst_error, ".0%"),
+        "worst error": cells.as_number(cost.worst_error, ".0%"),
     }
 
 

@@ -16,7 +16,7 @@ def ranking(trials: Sequence[Trial]) -> Section:
     rows = [
         {
             "setting": names[trial.id],
-            "expected": cells.as_number(trial.metrics[METRIC], ".2f×"),
+            "over autoregressive": cells.as_number(trial.metrics[METRIC], ".2f×"),
             "tokens a round": f"{trial.counts['n'] / max(trial.counts['n_target'], 1):.2f}",
         }
         for trial in trials

@@ -13,7 +13,7 @@ def drafts(recording: Recording) -> Section:
     return Section(
         key="drafts",
         shown=cells.texts(_draft(recording, draft) for draft in recording.header.pair.drafts),
-        legend=""
+        legend="agreement: positions at which draft and target have the same likeliest token"
         if sampling.greedy
         else "coupled sampling accepts by agreement, rejection sampling with Σ min(p, q)",
     )
