@@ -83,7 +83,8 @@ class DrafterSettings(KindSettings):
     @property
     def remembers(self) -> bool:
         """Whether what earlier requests wrote decides what it proposes to later ones."""
-        return any(part.remembers for part in self.parts)
+        policies = (policy for _, policy in self.policies)
+        return any(part.remembers for part in (*self.parts, *policies))
 
     @property
     def family(self) -> str:
@@ -207,6 +208,11 @@ class PolicyDrafterSettings(ModelSettings):
 class LookupSettings(DrafterSettings):
     """What drafters that look sequences up, without a model, have in common."""
 
+    @property
+    def longest_match(self) -> int | None:
+        """The most of the sequence's last tokens that it looks for; None without a limit."""
+        return None
+
     def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 
@@ -267,6 +273,6 @@ def read_arm(value: Any) -> Any:
         if unknown := [key for key in value if key not in ("drafter", "sampling")]:
             raise ValueError(f"{unknown[0]}: unknown key of an arm; there are drafter, sampling")
         return value["drafter"]
-    if isinstance(value, dict) and value.get("kind") in POLICIES:
+    if isinstance(value, dict) and isinstance(value.get("kind"), str) and value["kind"] in POLICIES:
         return {"kind": "draft_model", "policy": value}
     return value

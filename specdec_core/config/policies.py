@@ -54,6 +54,11 @@ class PolicySettings(KindSettings):
         return ()
 
     @property
+    def remembers(self) -> bool:
+        """Whether it learns from one request for later ones."""
+        return False
+
+    @property
     def decodes(self) -> bool:
         """Whether it can decode, that is, without knowing what the target will write."""
         return True

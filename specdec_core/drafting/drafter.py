@@ -30,6 +30,7 @@ class SlotState:
     sampling: Sampling
     random: RandomStream
     room: int = 0  # depth that a tree may have in the round
+    speculate: int | None = None  # the most candidates of a round, where the request says so
     batch: int = 1  # requests that share the round
     warper: TextWarper | None = None  # sampling rules that depend on the sequence
 

@@ -22,7 +22,11 @@ class HybridSettings(DrafterSettings):
     kind: Literal["hybrid"] = "hybrid"
     lookup: AnyLookup = SuffixSettings()
     otherwise: AnyDrafter = DraftModelSettings()
-    min_match: int = Field(default=2, ge=1, description="tokens found again at least")
+    min_match: int = Field(
+        default=2,
+        ge=1,
+        description="tokens found again at least, or the most that the lookup looks for",
+    )
     merge: bool = False
     extend: bool = Field(default=False, description="also look up what follows the other's draft")
 
@@ -71,6 +75,8 @@ class HybridDrafter(Drafter):
         self.lookup = resources.lookup(settings.lookup)
         self.otherwise = resources.build(settings.otherwise)
         self.parts = self.lookup, self.otherwise
+        longest = settings.lookup.longest_match
+        self._least = settings.min_match if longest is None else min(settings.min_match, longest)
         self._drafted: dict[int, TokenTree] = {}  # the other drafter's trees of the round, by slot
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
@@ -129,7 +135,7 @@ class HybridDrafter(Drafter):
         if sequence.room <= 0:
             return TokenTree()
         result = self.lookup.find(sequence, (), sequence.room)
-        return result.tree if result.match >= self.settings.min_match else TokenTree()
+        return result.tree if result.match >= self._least else TokenTree()
 
 
 def merged(drafted: TokenTree, *branches: tuple[int, TokenTree]) -> TokenTree:

@@ -40,6 +40,10 @@ class PromptLookupSettings(LookupSettings):
         return f"prompt lookup {self.max_ngram}/{self.max_tokens}{earliest}"
 
     @property
+    def longest_match(self) -> int:
+        return self.max_ngram
+
+    @property
     def depth(self) -> int:
         return self.max_tokens
 

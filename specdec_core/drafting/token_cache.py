@@ -34,6 +34,10 @@ class TokenCacheSettings(LookupSettings):
         return f"{shared}token cache {self.phrases}/{self.phrase_length}"
 
     @property
+    def longest_match(self) -> int:
+        return 1  # the key
+
+    @property
     def remembers(self) -> bool:
         return self.memory == "all"
 

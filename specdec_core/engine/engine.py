@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -96,7 +97,8 @@ class Engine:
         self._losses = 0  # of the target's rows since the last round
         self._read_seconds = 0.0
         self.costs = ForwardCosts(pair, self.target, self.drafts)
-        self._seeds: Counter[int] = Counter()  # of requests under this configuration
+        # How often each drafter's requests had a seed: what it remembers was drawn with these.
+        self._seeds = WeakKeyDictionary[Drafter, Counter[int]]()
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
         self._forced: dict[int, TokenTree] = {}  # by slot: this step's, in place of the drafter's
@@ -118,7 +120,6 @@ class Engine:
         self.max_length = _length(self.pair, self.scheduler.limits)
         self.drafter: Drafter | None = None
         self._starter: TargetStarted | None = None  # the drafter, where the target begins its trees
-        self._seeds.clear()
         self.drafts.reset()
         if configuration.drafter is not None:
             pair = self.pair  # a drafter may keep the resources, which must not hold the engine
@@ -267,7 +268,7 @@ class Engine:
                         done[chunk.request_id] = chunk.finished
                         if on_finish:
                             on_finish(chunk.finished)
-        except (UserError, ValueError, KeyboardInterrupt):
+        except BaseException:  # also where rows or a draft's process are lost for good
             self._drop()
             raise
         return [done[request.id] for request in requests]
@@ -328,8 +329,9 @@ class Engine:
         if drafter is not None and drafter.remembers:
             # Two seeds with the same remainder only take other random numbers, as good ones.
             place = request.seed % _SEEDS
-            earlier = self._seeds[place]
-            self._seeds[place] += 1
+            assert self.drafter is not None
+            seeds = self._seeds.setdefault(self.drafter, Counter())
+            earlier, seeds[place] = seeds[place], seeds[place] + 1
         return RandomStream(request.seed, self.target.vocab_size, len(request.written), earlier)
 
     def _enter(self, plan: StepPlan) -> None:
@@ -354,6 +356,7 @@ class Engine:
                 self._randomness(request),
                 warper=request.rules(sampling, self.pair.eos_token_ids).warper(self._grammars),
                 room=max(request.max_new_tokens - len(request.written) - 1, 0),
+                speculate=request.speculate,
             )
             decoder = StreamDecoder(
                 self.pair.tokenizer,
@@ -450,7 +453,7 @@ class Engine:
     def _forced_tokens(self, request: ActiveRequest) -> TokenTree | None:
         """The tokens that the request's grammar leaves no choice about, as a chain that no model
         has to draft, where there are at least two. The chain is no deeper than the drafter's
-        trees, which the target's forwards expect."""
+        trees, which the target's forwards expect, or than the cache has room for."""
         drafter, warper = self.drafter, request.state.warper
         if drafter is None or warper is None or warper.matcher is None or not request.begun:
             return None
@@ -458,7 +461,8 @@ class Engine:
             return None
         if self._starter or self.configuration.asynchronous:
             return None
-        room = min(request.room, max((len(s) - 1 for s in drafter.shapes), default=request.room))
+        most = self.scheduler.limits.ahead
+        room = min(request.room, max((len(s) - 1 for s in drafter.shapes), default=most))
         output = request.state.tokens[len(request.request.tokens) :]
         tokens = warper.matcher.forced(output, room) if room > 1 else []
         return TokenTree.chain(tokens, TokenOrigin.GRAMMAR) if len(tokens) > 1 else None

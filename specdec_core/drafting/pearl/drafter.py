@@ -124,7 +124,6 @@ class PearlDrafter(Drafter):
         self._fed_at = 0.0
         self._verifying = False  # from feeding the trees to the next proposal
         self._answer: Configured | None = None  # of the draft that this drafter has configured
-        self._configure_draft()
 
     def prepare(self, seconds: float) -> bool:
         until = perf_counter() + seconds
@@ -163,7 +162,8 @@ class PearlDrafter(Drafter):
         for state, tree in zip(sequences, trees, strict=True):
             slot = self._slots[state.slot]
             tree.fed = fed = len(tree)
-            if fed <= state.room and self._has_text(slot):
+            most = state.room + 1 if state.speculate is None else state.speculate
+            if fed < min(state.room + 1, most) and self._has_text(slot):
                 self._extend(tree, slot, fed + 1)
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:

@@ -25,6 +25,10 @@ class HeuristicSettings(PolicySettings):
     replayed: ClassVar = True
 
     @property
+    def remembers(self) -> bool:
+        return not self.transient
+
+    @property
     def label(self) -> str:
         name = "heuristic" if self.transient else "lasting heuristic"
         return f"{name} {self.start}{self.up_to}"

@@ -173,6 +173,10 @@ class PreCutSettings(PricedSettings):
     )
 
     @property
+    def remembers(self) -> bool:
+        return self.updates
+
+    @property
     def label(self) -> str:
         kept = "" if self.updates else ", Q_init"
         informed = "" if self.q_init == "continue" else " by confidence"

@@ -118,6 +118,16 @@ def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair):
     assert tree.is_chain
 
 
+@pytest.mark.parametrize(
+    "lookup", [{"kind": "token_cache"}, {"kind": "prompt_lookup", "max_ngram": 1}]
+)
+def test_a_lookup_that_looks_for_one_token_is_asked_for_no_more(tiny_pair, lookup):
+    settings = HybridSettings.model_validate({"lookup": lookup, "min_match": 3})
+    engine = Engine(tiny_pair, configured(settings))
+    (found,) = engine.generate([Request("r", (5, 6, 5, 6, 5), 24, ignore_eos=True)])
+    assert {TokenOrigin.LOOKUP, TokenOrigin.CACHE} & {*found.origins}
+
+
 def test_slots_without_a_hit_are_drafted_together(tiny_pair):
     engine = Engine(tiny_pair, configured(HybridSettings(otherwise=CHAIN)), slots=3)
     hybrid, sizes = engine.drafter, []

@@ -45,8 +45,10 @@ def test_lost_rows_cost_no_token(tiny_pair):
 
 
 def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair):
+    engine = losing(Engine(tiny_pair, FOUR, 2), lambda n: True)
     with pytest.raises(CacheLost):
-        losing(Engine(tiny_pair, FOUR, 2), lambda n: True).generate(requests())
+        engine.generate(requests())
+    assert engine.idle
 
 
 def test_requests_beside_one_that_is_refused_are_dropped(tiny_pair):

@@ -192,6 +192,13 @@ def test_samples_have_the_masked_targets_distribution(tiny_pair, drafter):
     assert p_value(tiny_pair, drafter, 600) > 1e-3
 
 
+def test_a_long_forced_text_is_no_longer_than_what_a_round_may_add_to_the_cache(tiny_pair):
+    engine = Engine(tiny_pair, configured({"kind": "prompt_lookup"}))
+    request = Request("r", (5, 6), 180, grammar=Grammar("regex", "a{300}"))
+    (found,) = engine.generate([request])
+    assert max(r.depth for r in found.rounds) == engine.scheduler.limits.ahead
+
+
 def test_tokens_that_the_grammar_forces_are_free_and_harmless(tiny_pair, monkeypatch):
     """They are always accepted, no model drafts them, and wrong ones would change nothing."""
     rounds = []

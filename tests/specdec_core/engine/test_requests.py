@@ -293,16 +293,34 @@ def test_a_sampled_continuation_draws_other_numbers(tiny_pair, drawn):
     assert not before & after
 
 
-@pytest.mark.parametrize("memory", ["all", "request"])
-def test_a_seed_draws_other_numbers_where_earlier_outputs_are_proposed(tiny_pair, drawn, memory):
-    """The numbers that drew an output do not judge it as a candidate. Where a drafter remembers
-    nothing of earlier requests, a seed has one output."""
-    configuration = configured({"kind": "suffix", "memory": memory}, WARM)
+REMEMBERING = {
+    "suffix": ({"kind": "suffix", "memory": "all"}, True),
+    "own suffix": ({"kind": "suffix"}, False),
+    "lasting": (chain("heuristic", transient=False), True),
+    "transient": (chain("heuristic"), False),
+    "table": (chain("pre_cut", target_cost=2), True),
+    "kept table": (chain("pre_cut", target_cost=2, updates=False, exploration=0), False),
+}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_seed_draws_other_numbers_where_a_drafter_has_learned(tiny_pair, drawn, name, again):
+    """The numbers that drew an output judge no candidate that depends on it, whether or not the
+    engine is configured again with that drafter. Where a drafter remembers nothing of earlier
+    requests, a seed has one output."""
+    drafter, remembers = REMEMBERING[name]
+    configuration = configured(drafter, WARM)
     engine, request = Engine(tiny_pair, configuration), Request("r", (5, 6, 7), 24, seed=3)
-    first, second = (engine.generate([request])[0].tokens for _ in range(2))
+    (first,) = engine.generate([request])
+    if again:
+        kept = engine.drafter
+        engine.configure(configured({"kind": "prompt_lookup"}, WARM))
+        engine.configure(configuration, kept)
+    (second,) = engine.generate([request])
     before, after = drawn
     assert min(len(before), len(after)) > 4
-    assert bool(before & after) == (first == second) == (memory == "request")
+    assert bool(before & after) == (first.tokens == second.tokens) == (not remembers)
 
 
 CONTINUED = 12

@@ -2,6 +2,7 @@
 drafts die."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -263,6 +264,25 @@ def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count)
     sampling = Sampling(temperature=1.0)
     counts = samples(InTurns(toy_pair, 0), sampling, count, window=1, wait=1)
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
+
+
+def test_no_late_candidate_is_more_than_a_request_speculates(tiny_pair):
+    engine = Engine(linked(tiny_pair, InTurns(tiny_pair, 0)), pearl(drafter=chain(), window=5))
+    asked = [replace(request, speculate=1) for request in requests(tiny_pair)]
+    rounds = [r for g in engine.generate(asked) for r in g.rounds]
+    assert max(r.depth for r in rounds) == 1
+
+
+def test_a_kept_drafter_keeps_what_the_draft_has_learned(tiny_pair, monkeypatch):
+    link = InTurns(tiny_pair, 0)
+    configuration = pearl(drafter=chain("heuristic", transient=False))
+    engine = Engine(linked(tiny_pair, link), configuration)
+    kept, seen = engine.drafter, []
+    engine.generate(requests(tiny_pair)[:1])
+    monkeypatch.setattr(link.draft, "_configure", seen.append)
+    engine.configure(configuration, kept)
+    engine.generate(requests(tiny_pair)[1:2])
+    assert not seen
 
 
 def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pair):
