@@ -154,6 +154,11 @@ def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
         raise UserError("workload.slo: a server's settings are compared by their tokens a second")
     if plan.cluster is not None:
         raise UserError("--cluster: a server is timed where it runs, here")
+    if plan.profile is not None and not plan.profile.proposals:
+        raise UserError(
+            "profile: of this engine, but a server's steps cost otherwise: make one with"
+            " `specdec profile --engine`"
+        )
     race = LoadPlan(
         pair=plan.pair,
         prompts=plan.prompts,

@@ -95,6 +95,7 @@ class ServerStages:
         configurations whose draft the server cannot read. Raises :class:`UserError` where no
         configuration has one."""
         title, models = self.server.title, models_in(self.server, self.pair)
+        self.contestant(self.modes[0])  # a target that cannot be converted is no fault of a draft
         found = express(self.server, models, configurations)
         self.unread = self._unread([*found.modes.values(), *self._defaults()])
         readable, left_out = dict[str, Mode](), [*found.left_out]
@@ -182,7 +183,10 @@ class ServerStages:
         return profile
 
     def _fits(self, profile: Profile) -> bool:
-        """Whether a profile is of this version of the server, and of as many requests at once."""
+        """Whether a profile is of this version of the server, of as many requests at once, and of
+        all drafts: one may not have started when it was made."""
+        if {mode.draft for mode in self._defaults()} - {None} - profile.drafts.keys():
+            return False
         wanted = self.plan.forwards.batches or self.race.clients
         measured = max(m.batch for m in profile.target.measurements)
         plain = self.contestant(self.modes[0])
@@ -239,7 +243,7 @@ class ServerStages:
         ranked = [c for c in wanted if replayable(replay, profile, c) and can_simulate(replay, c)]
         if unknown := [each.label for each in wanted if each not in ranked]:
             self.observer.warned(f"not ranked, by this recording or profile: {', '.join(unknown)}")
-        if not ranked:
+        if not any(each.drafter for each in ranked):
             raise UserError(f"{recording.folder}: no settings can be ranked on it")
         return Simulated(ranked, replay, profile, self.plan.workload, self.observer)
 

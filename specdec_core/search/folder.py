@@ -165,6 +165,8 @@ class SweepFolder:
         """Write the trials' rounds and `more`, in one table with a column config_id."""
         files = [self.path / "trials" / f"{trial.id}.parquet" for trial in self.trials()]
         parts = [pd.read_parquet(file) for file in files if file.exists()]
+        if not (parts or more):  # nothing drafted
+            return
         rounds = pd.concat([*parts, *more], ignore_index=True)
         with atomic_path(self.path / "rounds.parquet") as path:
             rounds.to_parquet(path, index=False)

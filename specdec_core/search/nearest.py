@@ -6,10 +6,11 @@ estimate is exported, with its share of the speed of the wanted configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import SILENT, Observer
@@ -45,9 +46,13 @@ class Nearest:
 
 
 def expressible(server: Server, models: Models) -> Iterator[DrafterSettings | None]:
-    """The drafters of the grid that a server has a counterpart of; None drafts nothing."""
+    """The drafters of the grid that a server has settings for, once for equal settings; None
+    drafts nothing."""
+    known: list[Mapping[str, Any]] = []
     for drafter in _grid(models, server.occurrence):
-        if server.counterpart(drafter, models) is not None:
+        found = server.counterpart(drafter, models)
+        if found is not None and found.settings not in known:
+            known.append(found.settings)
             yield drafter
 
 
@@ -171,6 +176,11 @@ def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | 
     memories: tuple[Memory, ...] = ("request", "all")
     for tokens, bound, memory in product((4, 6, 8, 10, 16), PER_MATCH, memories):
         yield SuffixSettings(max_tokens=tokens, per_match=bound, memory=memory)
+    whole = [  # copied to the end, however short the match
+        SuffixSettings(max_tokens=tokens, min_match=match, per_match=0, memory="all")
+        for tokens, match in product((6, 10, 16), (2, 4, 8))
+    ]
+    yield from whole
     for draft in models.drafts:
         chains = [
             DraftModelSettings(draft=draft, policy=FixedSettings(max_tokens=k)) for k in LENGTHS
@@ -191,3 +201,5 @@ def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | 
             )
         for match, chain in product((2, 3, 4), chains[:6]):
             yield HybridSettings(lookup=SuffixSettings(), min_match=match, otherwise=chain)
+        for lookup, chain in product(whole, chains[:6]):
+            yield HybridSettings(lookup=lookup, min_match=lookup.min_match, otherwise=chain)

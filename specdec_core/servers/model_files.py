@@ -57,7 +57,7 @@ def models_of(
                     place = str(exported_draft(model, pair.target, dtype))
                 except UserError as error:
                     return DraftFile(place, "other", refused=str(error))
-            return DraftFile(place, "model", _logits(config) != _logits(target))
+            return DraftFile(place, "model", logits(config) != logits(target))
         if heads is None:
             return DraftFile(_place(model), "other")
         if heads == "specforge" and (kind := _stored_kind(model)):
@@ -99,7 +99,7 @@ def _stored_kind(model: str) -> Literal["eagle", "eagle3"] | None:
     return "eagle" if "LlamaForCausalLMEagle" in architectures else None
 
 
-def _logits(config: PretrainedConfig) -> int:
+def logits(config: PretrainedConfig) -> int:
     """The number of logits of a model, including padding after its last token."""
     return int(config.get_text_config(decoder=True).vocab_size)
 

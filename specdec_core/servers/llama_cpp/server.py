@@ -13,6 +13,7 @@ from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.models.location import located
 from specdec_core.servers.chains import fixed_chain
 from specdec_core.servers.llama_cpp import DRAFT
 from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server, WrittenFiles
@@ -60,7 +61,10 @@ class LlamaCpp(Server):
         words = ["llama-server", "--model", target]
         for name, value in counterpart.settings.items():
             if name == DRAFT:
-                head = models.target if TYPES["eagle3"] in counterpart.settings[TYPE] else None
+                eagle = TYPES["eagle3"] in counterpart.settings[TYPE]
+                head = (
+                    located(models.target) if eagle else None
+                )  # of a file, what it is unpacked to
                 value = _written_gguf(lines, "draft", str(value), head)
             words += [f"--{name}", str(value)]
         return WrittenFiles({}, "\n".join([*lines, shlex.join(words)]))

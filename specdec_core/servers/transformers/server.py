@@ -62,8 +62,8 @@ class Transformers(Server):
             )
         if type(drafter) is not DraftModelSettings:
             return None
-        place, kind, *_ = models.draft(drafter.draft)
-        if kind != "model":
+        place, kind, padded, *_ = models.draft(drafter.draft)
+        if kind != "model" or padded:  # it takes another number of logits for another tokenizer
             return None
         policy, threshold, schedule = drafter.policy, 0.0, "constant"
         remarks: tuple[str, ...] = ()
@@ -132,6 +132,8 @@ class Transformers(Server):
         return WrittenFiles(plug_in_file(configuration, models, runner), "\n".join(lines))
 
     def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
+        from specdec_core.servers.model_files import logits
+
         drafters: dict[str, DrafterSettings | None] = {"transformers": None}
         for draft in pair.draft_models:
             for name, policy in _ASSISTED.items():
@@ -140,7 +142,11 @@ class Transformers(Server):
         for k in _LOOKUPS:
             lookup = PromptLookupSettings(max_ngram=2, max_tokens=k, occurrence=self.occurrence)
             drafters[f"transformers prompt lookup K={k}"] = lookup
-        places = {name: DraftFile(pair.spec.drafts[name], "model") for name in pair.draft_models}
+        size = logits(pair.target.config)
+        places = {
+            name: DraftFile(pair.spec.drafts[name], "model", logits(model.config) != size)
+            for name, model in pair.draft_models.items()
+        }
         return self.compared(drafters, Models(pair.spec.target, places))
 
     def peers(self, pair: Pair, modes: Sequence[Mode]) -> list[Peer]:

@@ -19,6 +19,7 @@ from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.plug_in_drafter import check_chains
 from specdec_core.servers.server import Mode, ServedMode, WrittenFiles
+from specdec_core.servers.step_profile import NGRAM
 from specdec_core.servers.table import SERVERS
 from tests.commands import plan_file, printed, server_plan
 from tests.jobs.conftest import record_prompts
@@ -35,7 +36,8 @@ def plan(tiny_pair, tmp_path):
     """A plan with a recording of the first half of its prompts, and with what steps cost."""
     folder = tmp_path / "recorded"
     found = load_plan(server_plan(tmp_path, tiny_pair.spec, 12, limit=6))
-    given = {"traces": str(folder), "profile": fitted_profile()}
+    costs = fitted_profile().model_copy(update={"proposals": {NGRAM: 0.0}})
+    given = {"traces": str(folder), "profile": costs}
     found = found.model_copy(update=given)
     record_prompts(tiny_pair, tmp_path / "prompts.jsonl", folder, 8, limit=6)
     return found
@@ -284,8 +286,50 @@ def test_the_shown_command_has_the_variables_that_the_race_had(monkeypatch):
     assert replace(served, environment=os.environ).shown(4, 8000) == "serve 4 8000"
 
 
+def test_what_a_targets_conversion_says_is_not_said_of_the_drafts(plan, tmp_path, monkeypatch):
+    def unreadable(*_):
+        raise UserError("the target cannot be converted")
+
+    monkeypatch.setattr(server_stages, "mode_server", unreadable)
+    heard = Heard()
+    with pytest.raises(UserError, match="the target cannot be converted"):
+        run_server_sweep(plan, OwnServer(), tmp_path, "", "mine", False, heard)
+    assert not heard.warnings
+
+
+@pytest.mark.usefixtures("in_process")
+def test_settings_that_a_profile_does_not_rank_are_not_raced_without_a_word(plan, tmp_path):
+    other = plan.profile.model_copy(update={"drafts": {}})
+    unranked = plan.model_copy(update={"profile": other})
+    with pytest.raises(UserError, match="no settings can be ranked on it"):
+        run_server_sweep(unranked, OwnServer(), tmp_path, "", "mine")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_kept_profile_without_a_draft_is_measured_again(plan, tmp_path, monkeypatch):
+    """It may have been made when the draft could not be started."""
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    own, measured = OwnServer.profile, []
+
+    def profile(server, pair, **sizes):
+        measured.append(pair)
+        found = own(server, pair, **sizes)
+        return found if len(measured) > 1 else found.model_copy(update={"drafts": {}})
+
+    monkeypatch.setattr(OwnServer, "profile", profile)
+    given = plan.model_copy(update={"profile": None})
+    with pytest.raises(UserError, match="no settings can be ranked on it"):
+        run_server_sweep(given, OwnServer(), tmp_path, "", "mine")
+    result, *_ = run_server_sweep(given, OwnServer(), tmp_path, "", "another")
+    assert len(measured) == 2
+    assert result.ranked == 2
+
+
 def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tiny_pair, tmp_path):
     home = tmp_path / "home"
+    engines = plan.model_copy(update={"profile": fitted_profile()})
+    with pytest.raises(UserError, match="profile: of this engine, but a server's steps cost other"):
+        run_server_sweep(engines, OwnServer(), home, "")
     workload = plan.workload.model_validate({"clients": [2], "slo": {"ttft": 1}})
     with pytest.raises(UserError, match="compared by their tokens a second"):
         run_server_sweep(plan.model_copy(update={"workload": workload}), OwnServer(), home, "")

@@ -188,6 +188,7 @@ def test_the_digest_follows_settings_and_prompts():
 
 BELOW = chain(policy={"kind": "svip", "threshold": -1})
 CASCADE = {"drafter": {"kind": "cascade", "proposer": {"kind": ["prompt_lookup", "suffix"]}}}
+ARMS = {"drafter": {"kind": "bandit", "arms": [{"kind": ["fixed", "svip"]}, 3]}}
 SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
 
 
@@ -210,6 +211,7 @@ SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
         ({"search": [BELOW]}, "search.0: drafter.policy.threshold: Input should be greater"),
         ({"search": [{"drafter": {"kind": ["suffix", "tree"]}}]}, "kind: expected one, and an ent"),
         ({"search": [chain(policy={"kind": ["svip", "fixed"]})]}, "(got ['svip', 'fixed'])"),
+        ({"search": [ARMS]}, "kind: expected one, and an entry for each other"),
         ({"search": [CASCADE]}, "proposer.kind: expected one, and an entry for each other"),
         ({"search": []}, "search: nothing to search"),
         ({"search": "all"}, "search: "),

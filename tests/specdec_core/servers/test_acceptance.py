@@ -159,7 +159,7 @@ def test_lengths_are_compared_by_the_acceptance_of_one_server(tmp_path):
     )
     lengths = expectations([two, four], [3])
     shown = expected(lengths, two).shown.set_index("K")
-    assert list(shown.loc["2", ["speed, now = 1", "pays below, × a step now"]]) == ["1.00"] * 2
+    assert list(shown.loc["2", ["speed, now = 1", "longest step, × now"]]) == ["1.00"] * 2
     assert findings(lengths, two)[0].endswith(": K = 2, 1.00× the speed of K = 2")
 
 

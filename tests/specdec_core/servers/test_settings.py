@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from itertools import combinations
 
 import pytest
 import yaml
@@ -283,6 +284,30 @@ def test_a_setting_that_vllm_does_not_have_there_is_refused(drafter, more, messa
     server = SERVERS["vllm"]
     with pytest.raises(UserError, match=message):
         server.with_more(server.counterpart(read(drafter), MODELS), more)
+
+
+def test_the_head_of_a_file_is_converted_by_the_files_folder(monkeypatch):
+    """llama.cpp reads the file itself, its script the configuration beside the weights."""
+    monkeypatch.setattr("specdec_core.servers.llama_cpp.server.located", {"t.gguf": "there"}.get)
+    models, server = Models("t.gguf", MODELS.drafts), SERVERS["llama_cpp"]
+    head, start = server.written(server.counterpart(read(EAGLE), models), models).usage.splitlines()
+    assert head.endswith('--target-model-dir "$(hf download there)"')
+    assert "--model t.gguf" in start
+
+
+def test_the_grid_for_llama_cpp_has_its_default_lookup_alone_and_before_a_draft():
+    server = SERVERS["llama_cpp"]
+    ranked = [server.counterpart(each, MODELS).settings for each in expressible(server, MODELS)]
+    assert {"ngram-mod", "ngram-mod,draft-simple", "ngram-simple"} <= {
+        each.get("spec-type") for each in ranked
+    }
+    assert all(one != other for one, other in combinations(ranked, 2))
+
+
+def test_transformers_gets_no_draft_with_another_number_of_logits():
+    padded = Models("org/target", {"small": DraftFile("org/small", "model", padded=True)})
+    chain = read({"kind": "draft_model"})
+    assert SERVERS["transformers"].counterpart(chain, padded) is None
 
 
 def test_models_in_other_formats_are_converted_before_llama_cpp_starts(monkeypatch, tmp_path):
