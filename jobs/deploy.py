@@ -115,7 +115,9 @@ def _switch(server: RunningServer, order: Callable[[], Deployment]) -> None:
     with console.status("loading it beside the one that is served"):
         served = order()
     if served.version is not None:
-        appoint(_model(server), served.version, CHAMPION)
+        from dashboards.tracking.certificates import model_of
+
+        appoint(model_of(served.pair.name, server.program), served.version, CHAMPION)
     say(server.url, served)
 
 
@@ -186,7 +188,9 @@ def _try_out(server: RunningServer, deployment: Deployment, share: float) -> Non
                 status.update(f"{state['label']}: {share:.0%} of the traffic, {_found(state)}")
                 time.sleep(_LOOK)
     except KeyboardInterrupt:
-        console.print("left; the canary continues on the server, and /health shows its state")
+        later = "; once it is promoted, `specdec deploy challenger` makes it the champion"
+        said = "left; the canary continues on the server, and /health shows its state"
+        console.print(f"{said}{later if deployment.version is not None else ''}", markup=False)
         return
     if state is None:
         raise UserError(f"{server.url}: the server was started again, and has no canary any more")

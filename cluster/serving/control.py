@@ -151,9 +151,9 @@ def find_server(url: str | None = None) -> RunningServer:
     if url is not None:
         wanted = _from_here(url.rstrip("/"))
         token = os.environ.get(TOKEN)
-        if token and not any(server.url == wanted for server in found):
+        found = [server for server in found if _same(server.url) == _same(wanted)]
+        if token and not found:
             return RunningServer(url=wanted, token=token)
-        found = [server for server in found if server.url == wanted]
     if not found:
         where = f" at {url}" if url else ""
         raise UserError(
@@ -174,6 +174,12 @@ def _from_here(url: str) -> str:
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host)  # of every address, one
     # Without a port that the scheme implies: the same address is written in one way.
     return str(address if here is None else address.copy_with(host=here))
+
+
+def _same(url: str) -> str:
+    """An address to compare. TLS verifies the name in the one that is asked."""
+    address = httpx.URL(url)
+    return str(address.copy_with(host="127.0.0.1") if address.host == "localhost" else address)
 
 
 def _folder() -> Path:

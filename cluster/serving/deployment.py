@@ -32,7 +32,6 @@ from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
 
-APPLICATION = "specdec"
 _LOOK = 0.1  # seconds between checks whether the server has drained
 _CLOSING = 1.0  # seconds in which a server that has drained ends
 REFUSALS = 64  # requests beyond the queue, which are being refused
@@ -205,6 +204,9 @@ def serving(
         listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
         bound = _bound(start, listener, drain)
         check_room(start)
+        # Another server on this cluster is another application; one that listens itself has no
+        # route of Ray Serve's proxy.
+        name, route = f"specdec-{port}", "/" if listener is None else None
         try:
             if listener is not None:
                 serve.start(proxy_location="Disabled")
@@ -215,21 +217,21 @@ def serving(
             raise UserError(f"the server did not start: {error}") from None
         try:
             try:
-                serve.run(bound, name=APPLICATION, route_prefix="/")
+                serve.run(bound, name=name, route_prefix=route)
             except RuntimeError:
-                raise UserError(f"the server did not start: {_failure()}") from None
+                raise UserError(f"the server did not start: {_failure(name)}") from None
             url = url_of(host, port, tls is not None)
             certificate = tls.certificate if tls else None
             with announced(url, start.deployment.pair, start.operation, certificate, start.engine):
                 yield url
         finally:
             check_alive()  # else Ray Serve would be waited for in vain
-            serve.delete(APPLICATION)
+            serve.delete(name)
 
 
-def _failure() -> str:
-    """Why the application failed: the last line of its replica's traceback."""
-    application = serve.status().applications[APPLICATION]
+def _failure(name: str) -> str:
+    """Why the application of this name failed: the last line of its replica's traceback."""
+    application = serve.status().applications[name]
     messages = [deployment.message for deployment in application.deployments.values()]
     lines = "\n".join([application.message, *messages]).strip().splitlines()
     return user_error(lines[-1]) or lines[-1].strip()

@@ -40,7 +40,8 @@ class _StreamedAnswer:
         self.tokens += chunk.tokens
         self.origins += chunk.origins
         self.logprobs += chunk.logprobs or []
-        self.prompt_logprobs = self.prompt_logprobs or chunk.prompt_logprobs
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = chunk.prompt_logprobs
         self.rounds.append(chunk.round)
         finished = None if chunk.finished is None else self._whole(chunk.finished)
         return replace(chunk, text=chunk.text[again:], finished=finished)

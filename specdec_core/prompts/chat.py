@@ -46,7 +46,10 @@ def read_messages(value: Any, where: str) -> tuple[Message, ...]:
             raise UserError(f"{at}: role: expected {', '.join(ROLES)} (got {role!r})")
         if not isinstance(content, str):
             raise UserError(f"{at}: content: expected a text (got {content!r})")
-        messages.append(Message(role, content))
+        name = message.get("name")
+        if not isinstance(name, str | None):
+            raise UserError(f"{at}: name: expected a text (got {name!r})")
+        messages.append(Message(role, content, name))
     if messages[-1].role != "user":
         raise UserError(f"{where}: messages: the last is the {messages[-1].role}'s, not the user's")
     return tuple(messages)

@@ -17,7 +17,7 @@ from specdec_core.base.files import atomic_path
 from specdec_core.prompts.prompt import Prompt
 
 _BATCH = 256  # rows read at a time
-_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+_MESSAGE = pa.struct([(name, pa.string()) for name in ("role", "content", "name")])
 _SCHEMA = pa.schema(
     [("id", pa.string()), ("prompt", pa.string()), ("messages", pa.list_(_MESSAGE))]
 )

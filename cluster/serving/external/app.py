@@ -26,7 +26,7 @@ from cluster.serving.http.access import ACCOUNT, Access
 from cluster.serving.http.answer import event, while_connected
 from cluster.serving.http.app import fleet_app
 from cluster.serving.http.bodies import read_body
-from cluster.serving.http.limits import Account, WindowUse, within
+from cluster.serving.http.limits import Account, Deadline, WindowUse, within
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.routes import deploy
 from cluster.serving.http.service import FleetService
@@ -42,6 +42,7 @@ _OWN |= {b"upgrade", b"host", b"content-length", b"authorization", b"proxy-autho
 _OWN |= {b"date", b"server", deploy.TOKEN_HEADER.encode()}
 _MORE = ("tokenize", "detokenize", "version", "rerank", "score", "pooling", "classify")
 _PATHS = ("v1/", *_MORE)
+_OURS = "v1/specdec/"  # which another program does not have
 # Paths that generate nothing, where a request need not say how many tokens it asks for.
 _NO_ANSWER = (*_MORE, "v1/embeddings", "v1/rerank", "v1/score", "v1/load_lora", "v1/unload_lora")
 _NEW_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
@@ -113,7 +114,8 @@ def build_external_app(service: ExternalService, listener: Listener | None = Non
 
     @app.api_route("/{path:path}", methods=["GET", "POST"], include_in_schema=False)
     async def passed(path: str, request: HttpRequest) -> Response:
-        if ".." in path.split("/") or not path.startswith(_PATHS):
+        known = path.startswith(_PATHS) and not path.startswith(_OURS)
+        if ".." in path.split("/") or not known:
             raise ApiError(f"{request.method} /{path}: Not Found", status=404)
         body = await read_body(request)
         taken = _limit(service, request, path, body) if request.method == "POST" else None
@@ -169,7 +171,7 @@ async def _passed(
     """The server's answer: events as they come, all else whole. What it did not use of the tokens
     `taken` is given back at its end. Raises :class:`ApiError` where its process ends before, or the
     answer takes too long."""
-    parts = within(_exchanged(service, request, body), service.access.limits.seconds)
+    parts = within(_exchanged(service, request, body), Deadline.of(service.access.limits.seconds))
     try:
         answer = cast(aiohttp.ClientResponse, await anext(parts))
     except BaseException:  # also a client that leaves

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import ACCOUNT
 from cluster.serving.http.bodies import JsonRequest, run
-from cluster.serving.http.limits import Account, WindowUse, within
+from cluster.serving.http.limits import Account, Deadline, WindowUse, within
 from cluster.serving.http.rounds import Rounds, StreamedRound
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import SpecDec, Usage
@@ -97,6 +97,11 @@ class HttpAnswer(ABC, Generic[Body]):
     def choice(self, index: int, generation: Generation) -> BaseModel:
         """A whole choice."""
 
+    def asked(self, chunk: Chunk) -> list[TokenLogprobs] | None:
+        """A chunk's log-probabilities, if the request asks for them: the engine has them for the
+        rounds, too."""
+        return None if self.body.tops is None else chunk.logprobs
+
     @abstractmethod
     def whole(self, choices: list[Any], **fields: Any) -> BaseModel:
         """The answer with these choices."""
@@ -109,8 +114,10 @@ class HttpAnswer(ABC, Generic[Body]):
         """Submit the requests to the engine, and answer. Raises :class:`ApiError`."""
         prompts = sum(len(request.tokens) for request in self.requests[:: self.body.choices])
         taken = account.tokens(prompts + sum(request.max_new_tokens for request in self.requests))
+        self.deadline = Deadline.of(self.service.access.limits.seconds)
         try:
-            stream = self.stream = await self.service.submit(self.requests)
+            async with self.deadline.kept():  # an engine may be loaded first
+                stream = self.stream = await self.service.submit(self.requests)
         except BaseException:
             taken.close()
             raise
@@ -130,7 +137,7 @@ class HttpAnswer(ABC, Generic[Body]):
     async def _chunks(self, taken: WindowUse) -> Chunks:
         """The engine's chunks. Raises :class:`ApiError` where the answer takes too long (408), or
         ends with an error (500)."""
-        async for index, chunk in within(self.stream, self.service.access.limits.seconds):
+        async for index, chunk in within(self.stream, self.deadline):
             taken.used += len(chunk.tokens)
             if chunk.finished and (failure := chunk.finished.failure):
                 raise ApiError(failure, status=500, type="server_error", code="no_numbers")
@@ -212,11 +219,12 @@ class ChoicesAnswer(HttpAnswer[Body]):
         has_tokens = self.body.return_token_ids or self.body.tops is not None
         rounds = Rounds(self.service, self.requests) if self.body.traced else None
         written = [0] * len(self.requests)  # tokens
-        prompts: dict[int, list[TokenLogprobs] | None] = {}
+        prompts: dict[int, list[TokenLogprobs]] = {}
         opened: set[int] = set()
         done: dict[int, Generation] = {}
         async for index, chunk in self._in_order(chunks):
-            prompts[index] = chunk.prompt_logprobs or prompts.get(index)
+            if chunk.prompt_logprobs is not None:  # a prompt of one token has none
+                prompts[index] = chunk.prompt_logprobs
             if not chunk.adds and rounds is None:
                 continue
             written[index] += len(chunk.tokens)
@@ -226,7 +234,7 @@ class ChoicesAnswer(HttpAnswer[Body]):
                 fields["usage"] = Usage.so_far(prompt, written[index])
             if index not in opened:
                 opened.add(index)
-                if (opening := self.opening(index, prompts[index])) is not None:
+                if (opening := self.opening(index, prompts.get(index))) is not None:
                     yield self.event([opening], **fields)
             if chunk.finished:
                 done[index] = chunk.finished

@@ -6,8 +6,9 @@ import logging
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
@@ -36,6 +37,10 @@ def add_error_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         name = str(first["loc"][-1])
         return answer(ApiError(f"{name}: {first['msg']} (got {first['input']!r:.50})", param=name))
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: HttpRequest, __: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # which nobody reads
 
     @app.exception_handler(Exception)
     async def fail(_: HttpRequest, error: Exception) -> JSONResponse:

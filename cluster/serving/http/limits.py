@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
@@ -101,20 +102,40 @@ class Account:
         raise rate_limited(f"{used}; try again in {taken} s", taken)
 
 
-async def within(items: AsyncIterable[T], seconds: float | None) -> AsyncIterator[T]:
-    """The items that come within `seconds` from now. Raises :class:`ApiError` (408)."""
-    deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-    iterator = aiter(items)
-    while True:
+@dataclass(frozen=True)
+class Deadline:
+    """When an answer has to be complete, `seconds` after its request; None: whenever it is."""
+
+    seconds: float | None
+    at: float | None  # by the event loop's clock
+
+    @classmethod
+    def of(cls, seconds: float | None) -> Deadline:
+        """From now on."""
+        now = asyncio.get_running_loop().time()
+        return cls(seconds, None if seconds is None else now + seconds)
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Raises :class:`ApiError` (408) where it is not."""
         try:
-            async with asyncio.timeout_at(deadline):
-                item = await anext(iterator)
-        except StopAsyncIteration:
-            return
+            async with asyncio.timeout_at(self.at):
+                yield
         except TimeoutError:
             raise ApiError(
-                f"the answer took longer than the {seconds:g} s that a request may take here",
+                f"the answer took longer than the {self.seconds:g} s that a request may take here",
                 status=408,
                 code="request_timeout",
             ) from None
+
+
+async def within(items: AsyncIterable[T], deadline: Deadline) -> AsyncIterator[T]:
+    """The items that come until then. Raises :class:`ApiError` (408)."""
+    iterator = aiter(items)
+    while True:
+        try:
+            async with deadline.kept():
+                item = await anext(iterator)
+        except StopAsyncIteration:
+            return
         yield item

@@ -57,6 +57,7 @@ class ToolCall(Part):
         arguments: Any = self.function.arguments
         try:
             value = json.loads(arguments)
+            json.dumps(value, ensure_ascii=False).encode()  # half a character is no text
             arguments = value if isinstance(value, dict) else arguments
         except (ValueError, RecursionError):
             pass  # not JSON: the template writes the same text again

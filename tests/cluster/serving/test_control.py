@@ -65,6 +65,13 @@ def test_a_server_is_found_at_any_address(bare_home, tiny_spec, host, here):
     assert url_of("::1", 8123, encrypted=True) == "https://[::1]:8123"
 
 
+def test_a_server_here_is_found_by_this_machines_name(bare_home, tiny_spec, monkeypatch):
+    monkeypatch.setenv("SPECDEC_DEPLOY_TOKEN", "another machine's")
+    with announced("http://127.0.0.1:8123", tiny_spec, OPERATION):
+        assert find_server("http://localhost:8123").token == OPERATION.token
+    assert find_server("http://localhost:8123").token == "another machine's"
+
+
 def test_servers_on_the_schemes_own_ports_are_told_apart(bare_home, tiny_spec):
     with (
         announced("http://127.0.0.1:80", tiny_spec, OPERATION),

@@ -80,7 +80,7 @@ def test_ray_serves_own_port_asks_for_rays_token(url):
     (server,) = (
         process
         for process in psutil.process_iter(["cmdline"])
-        if "ServeReplica:specdec:completions" in " ".join(process.info["cmdline"] or ())
+        if "ServeReplica:specdec-" in " ".join(process.info["cmdline"] or ())
     )
     listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == "LISTEN"}
     codes = {called(port) for port in listening - {int(url.rpartition(":")[2])}}

@@ -16,10 +16,10 @@ from cluster.serving.external.app import ExternalService, _counted, _prompts, bu
 from cluster.serving.external.metrics import ExternalMetrics, _sums
 from cluster.serving.external.process import LOOK, ExternalServer, Program, log_file
 from cluster.serving.fleet import Fleet
-from cluster.serving.http.access import Access
+from cluster.serving.http.access import OPERATE, Access
 from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
-from cluster.serving.served import Deployment, Operation
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from specdec_core.evidence.certificate.certificate import CertifiedServer
 from specdec_core.servers.completions import CANDIDATES
 from specdec_core.servers.process import running
@@ -178,9 +178,26 @@ def test_every_prompt_counts_and_unused_tokens_are_given_back(tiny_spec):
     assert asyncio.run(left([b"refused"], None)) == 0
 
 
-@pytest.mark.parametrize("path", ["/v1/%2e%2e/adapters", "/v1/a%0A", "/v1/a%3Fb", "/v1/%2e%2e"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/%2e%2e/adapters", "/v1/a%0A", "/v1/a%3Fb", "/v1/%2e%2e", "/v1/specdec/deploys"],
+)
 def test_no_path_leads_out_of_those_that_pass(http, path):
     assert http.get(path).status_code == 404
+
+
+async def test_without_a_token_the_paths_that_operate_a_server_lead_nowhere(tiny_spec, monkeypatch):
+    """They need no key, which another program's answers do."""
+    monkeypatch.setitem(SERVERS, "words", WordServer())
+    deployment = Deployment(pair=tiny_spec, configuration=CHAIN)
+    fleet = Fleet([ExternalServer("0", Program("words", "tiny"), deployment)], NOT_OPERATED)
+    access = Access((hashlib.sha256(KEY.encode()).digest(),))
+    app = build_external_app(ExternalService(fleet, "tiny", access, queue=8))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        for path in OPERATE:
+            for method in ("GET", "POST"):
+                assert (await http.request(method, path)).status_code == 404
 
 
 def test_headers_pass_as_bytes_and_ours_do_not(http):

@@ -34,7 +34,7 @@ def chat(content, role="user"):
 
 
 TALK = (
-    *(Message("system", ""), Message("user", "Why?")),
+    *(Message("system", ""), Message("user", "Why?", "anne")),
     *(Message("assistant", "Because."), Message("user", "And?")),
 )
 TURNS = ("First.", "Second.")

@@ -220,7 +220,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
             index=index,
             delta=Delta(content=text or None, tool_calls=deltas or None),
             finish_reason=reason,
-            logprobs=self._logprobs(chunk.logprobs),
+            logprobs=self._logprobs(self.asked(chunk)),
             token_ids=chunk.tokens if self.body.return_token_ids else None,
         )
 

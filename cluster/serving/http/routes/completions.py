@@ -129,7 +129,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
             index=index,
             text=chunk.text,
             finish_reason=chunk.finished.ended if chunk.finished else None,
-            logprobs=self._logprobs(index, chunk.logprobs),
+            logprobs=self._logprobs(index, self.asked(chunk)),
             token_ids=chunk.tokens if self.body.return_token_ids else None,
         )
 

@@ -1,11 +1,13 @@
 """Access: keys, allowances, limits and origins."""
 
+import asyncio
 import hashlib
 import logging
 
 import pytest
 
 from cluster.serving.http.access import Access, check_exposed, read_keys
+from cluster.serving.http.app import build_app
 from cluster.serving.http.limits import Allowance, RequestLimits, Window, WindowUse
 from cluster.serving.http.pages import Page
 from dashboards.pages import PLAYGROUND
@@ -119,6 +121,36 @@ async def test_a_request_is_limited_in_tokens_and_time(chat_pair):
         assert "request_timeout" in answer.text.strip().splitlines()[-1]
         health = (await http.get("/health")).json()
         assert (health["running"], health["cancelled"]) == (0, 2)
+
+
+async def test_waiting_for_an_engine_counts_in_a_requests_time(chat_pair, monkeypatch):
+    """One that is loaded again may take minutes."""
+    service = service_of(Engine(chat_pair), access=Access(limits=RequestLimits(seconds=0.05)))
+
+    async def loading(_):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(service, "submit", loading)
+    async with client_of(service) as http:
+        answer = await http.post("/v1/completions", json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_failure_of_the_server(chat_pair, caplog):
+    app = build_app(service_of(Engine(chat_pair)))
+    sent = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"}
+    scope |= {"path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b""}
+    scope |= {"headers": [(b"host", b"here")], "client": ("127.0.0.1", 5), "scheme": "http"}
+
+    async def receive():
+        return sent.pop(0)
+
+    async def send(message):
+        assert message.get("status") != 500
+
+    await app(scope, receive, send)
+    assert not caplog.records
 
 
 HERE = {"host": "127.0.0.1:8000"}

@@ -108,6 +108,17 @@ def assert_told(said, rows, ids):
     assert said.text_offset == [sum(lengths[:place]) for place in range(len(lengths))]
 
 
+def test_a_streamed_prompt_of_one_token_has_its_entry_too(client):
+    asked = {"model": "tiny", "prompt": [5], "max_tokens": 3, "echo": True, "logprobs": 1}
+    (choice,) = client.completions.create(**asked).choices
+    parts = [part.choices[0] for part in client.completions.create(**asked, stream=True)]
+    told = [part.logprobs for part in parts if part.logprobs]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        expected = getattr(choice.logprobs, name)
+        assert [v for part in told for v in getattr(part, name)] == expected
+        assert len(expected) == 4
+
+
 @pytest.mark.parametrize("max_tokens", [0, 5])
 def test_echo_with_logprobs_tells_those_of_the_prompt(client, chat_pair, max_tokens):
     asked: dict[str, Any] = {

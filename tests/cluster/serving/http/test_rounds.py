@@ -31,6 +31,7 @@ def test_rounds_have_the_texts_tokens_and_their_candidates(client, drawn):
     options = {**OPTIONS, "prompt": "def main(", **drawn}
     *parts, last = client.completions.create(**options, stream_options=ROUNDS)
     parts.append(last)
+    assert all(part.choices[0].logprobs is None for part in parts)  # which were not asked for
     rounds = [part.round for part in parts]
     tokens = [token for told in rounds for token in told["tokens"]]
     assert "".join(t["text"] for t in tokens) == "".join(p.choices[0].text for p in parts)

@@ -17,7 +17,7 @@ from tests.local_server import service_of
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "secret"}]},
+    {"role": "user", "name": "anne", "content": [{"type": "text", "text": "secret"}]},
 ]
 
 RESULT = [{"role": "tool", "tool_call_id": "c1", "content": "3"}]
@@ -49,7 +49,7 @@ async def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(chat_pair
     found = load_prompts(str(folder))
     assert sorted(prompt.text for prompt in found) == ["import", "secret", "secret a", "secret b"]
     [chat] = (prompt for prompt in found if prompt.messages)
-    assert chat.messages == (Message("system", "Be brief."), Message("user", "secret"))
+    assert chat.messages == (Message("system", "Be brief."), Message("user", "secret", "anne"))
     [rendered] = (p for p in load_prompts(str(folder), tokenizer=chat_pair.tokenizer) if p.template)
     assert "[system]Be brief.\n[user]secret\n" in rendered.text
     assert "secret" not in caplog.text

@@ -213,6 +213,15 @@ def test_a_call_beyond_the_one_that_is_wanted_is_no_text():
     assert reader.count == 1
 
 
+def test_arguments_with_half_a_character_stay_the_text_that_came():
+    """A template would write it out, and no tokenizer reads it."""
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a": "\\ud83d"}'}}
+    function = ToolCall.model_validate(call).variables["function"]
+    assert function["arguments"] == call["function"]["arguments"]
+    call["function"]["arguments"] = '{"a": "é"}'
+    assert ToolCall.model_validate(call).variables["function"]["arguments"] == {"a": "é"}
+
+
 def test_marks_of_calls_are_text_where_they_are_shown():
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
