@@ -93,6 +93,9 @@ def train_on_answers(
         "recordings": [str(each.folder) for each in answers.recordings],
         "out": str(out),
     }
+    folder = out / kind.name
+    if folder.exists() and not (folder / kind.card_type.FILE).exists():
+        raise UserError(f"{folder}: holds something else than a trained model; name another --out")
     with interruptible(), locked(out, "training"):
         with TrainingProgress(console) as progress:
             features = gather_features(answers, read, threads, out, progress, console.print)

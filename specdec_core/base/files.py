@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SQLITE_FULL = "database or disk is full"  # SQLite's errors come without a number
 _WHOLE = "whole"  # a folder that only has to be renamed to its place
 _HERE = -100  # AT_FDCWD
+_TEMPORARY = "." + 8 * "[a-z0-9_]"  # what the name of a hidden folder ends with
 
 
 class NoRoom(UserError, OSError):
@@ -196,13 +197,17 @@ def _hidden_folder(path: Path) -> Iterator[Path]:
         yield Path(hidden)
 
 
-def remove_leftovers(folder: Path, name: str, below: bool = True) -> None:
-    """Remove what killed processes left in `folder`, and in all folders `below` it, under names
-    that begin with `name`. A whole new folder that was to replace an old one is put in place."""
-    pattern = f".{glob.escape(name)}*"
-    for left in list(folder.rglob(pattern) if below else folder.glob(pattern)):
-        _recover(left)
-        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Remove what killed processes left in `folder`, and in all folders below it, under names that
+    begin with `name`. A whole new folder that was to replace an old one is put in place."""
+    _remove(folder.rglob(f".{glob.escape(name)}*{_TEMPORARY}"))
+
+
+def _remove(leftovers: Iterable[Path]) -> None:
+    for left in list(leftovers):
+        if left.is_dir():  # a file is a user's
+            _recover(left)
+            shutil.rmtree(left)
 
 
 def _lock_file(path: Path) -> IO[bytes]:
@@ -238,12 +243,11 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time make `path` or a folder beside it. What a killed process left is
-    deleted."""
+    """Let one process at a time make `path`. What a killed process left of it is deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock_file(path.with_suffix(".lock")) as handle:
+    with _lock_file(path.with_name(f"{path.name}.lock")) as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        remove_leftovers(path.parent, f"{path.stem}.", below=False)
+        _remove(path.parent.glob(f".{glob.escape(path.name)}{_TEMPORARY}"))
         yield
 
 

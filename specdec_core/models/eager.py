@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,14 +133,17 @@ class EagerRunner(LocalRunner):
 
     def watch_hidden(self, wanted: bool) -> None:
         if wanted and self._watch is None:
-            output = self.model.get_output_embeddings()
-            self._watch = output.register_forward_pre_hook(self._keep_hidden)
+            output, runner = self.model.get_output_embeddings(), weakref.ref(self)
+
+            def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                if (own := runner()) is not None:
+                    own._hidden = inputs[0]
+
+            self._watch = output.register_forward_pre_hook(keep)
+            weakref.finalize(self, self._watch.remove)  # the model outlives its runners
         elif not wanted and self._watch is not None:
             self._watch.remove()
             self._watch = self._hidden = None
-
-    def _keep_hidden(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._hidden = inputs[0]
 
     def _forward(self, batch: Batch) -> Output:
         return self._run(batch) if self.packs else self._row_by_row(batch)

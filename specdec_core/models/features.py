@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from specdec_core.base.errors import UserError
@@ -33,29 +35,42 @@ class LayerInputs:
         self._hooks = []
         for layer in dict.fromkeys(layers):
             if layer < len(modules):
-                keep = partial(self._keep_input, layer)
+                keep = partial(_keep_input, self._inputs, layer)
                 hook = modules[layer].register_forward_pre_hook(keep, with_kwargs=True)
             else:
                 # Not the base model: one that has its layers in a decoder may be passed over.
                 owner = next(m for m in model.modules() if any(c is modules for c in m.children()))
-                hook = owner.register_forward_hook(partial(self._keep_output, layer))
+                hook = owner.register_forward_hook(partial(_keep_output, self._inputs, layer))
             self._hooks.append(hook)
+        # The model holds its hooks, which hold the inputs alone: else they would be kept for ever.
+        weakref.finalize(self, _remove, self._hooks)
 
     def take(self) -> Tensor:
         """Remove and return the inputs of the last forward, side by side (…, layers · width)."""
-        inputs, self._inputs = self._inputs, {}
-        return torch.cat([inputs[layer] for layer in self.layers], dim=-1)
+        inputs = torch.cat([self._inputs[layer] for layer in self.layers], dim=-1)
+        self._inputs.clear()
+        return inputs
 
     def remove(self) -> None:
         """Remove the hooks from the model."""
-        for hook in self._hooks:
-            hook.remove()
+        _remove(self._hooks)
 
-    def _keep_input(self, layer: int, _: nn.Module, args: Any, options: dict[str, Any]) -> None:
-        self._inputs[layer] = args[0] if args else options["hidden_states"]
 
-    def _keep_output(self, layer: int, _: nn.Module, args: Any, output: Any) -> None:
-        self._inputs[layer] = output[0]
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _keep_input(
+    inputs: dict[int, Tensor], layer: int, _: nn.Module, args: Any, options: dict[str, Any]
+) -> None:
+    inputs[layer] = args[0] if args else options["hidden_states"]
+
+
+def _keep_output(
+    inputs: dict[int, Tensor], layer: int, _: nn.Module, args: Any, output: Any
+) -> None:
+    inputs[layer] = output[0]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

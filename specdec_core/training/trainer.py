@@ -133,6 +133,7 @@ class ModelTrainer(Trainer):
             optimizers=(optimizer, None),
         )
         self.args._n_gpu = 1  # a batch here is no list of rows to split over the GPUs
+        self._train_batch_size = self.args.train_batch_size  # which was one for each GPU
         self.folder = folder
         self.remove_callback(PrinterCallback)
 

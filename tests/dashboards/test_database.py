@@ -76,7 +76,7 @@ def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_i
     assert [e.name for e in connect().search_experiments()] == ["Default"]
     assert {file.name for file in tmp_path.iterdir()} == {
         "mlflow.db",
-        "mlflow.lock",
+        "mlflow.db.lock",
         ".specdec-places",
     }
 

@@ -96,6 +96,16 @@ def test_what_cannot_be_trained_further_is_refused_before_features_are_recorded(
     assert not list(recordings_home.rglob("features"))
 
 
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_a_folder_with_something_else_is_not_replaced(command, recordings_home, tmp_path, kind):
+    """As a draft that was downloaded to models/draft."""
+    (tmp_path / kind).mkdir()
+    main = {"head": train_eagle.main, "draft": train_draft.main}[kind]
+    refused = command(main, recordings_home, "--recording", "numbers", "--out", tmp_path)
+    assert_refused(refused, "holds something else than a trained model; name another --out")
+    assert not list(tmp_path.rglob("features"))
+
+
 @pytest.fixture(scope="module")
 def recordings_home(empty_store, tiny_pair, tmp_path_factory):
     """A workspace with a recording named `numbers`."""

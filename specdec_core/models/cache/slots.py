@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specdec_core.base.errors import UserError
 from specdec_core.models.cache.blocks import BLOCK
 from specdec_core.models.cache.window import CacheWindow
 
@@ -33,13 +34,15 @@ class Store:
 
     @classmethod
     def by_pages(cls, shape: Sequence[int], dtype: torch.dtype) -> Store:
-        """A store of zeros on the CPU, in such memory. Raises RuntimeError where there is none."""
+        """A store of zeros on the CPU, in such memory. Raises OutOfMemoryError where there is
+        none."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         try:
             memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:  # as torch does when memory is short
-            raise RuntimeError(f"{size / 2**20:.0f} MiB of memory: {error.strerror}") from None
+        except OSError as error:
+            said = f"{size / 2**20:.0f} MiB of memory: {error.strerror}"
+            raise torch.OutOfMemoryError(said) from None
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would hold the unused ends of many rows
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return cls(torch.frombuffer(memory, dtype=dtype, count=count).view(*shape), memory)
@@ -73,9 +76,12 @@ class SlotLayer(CacheLayerMixin):
     @torch.inference_mode(False)  # torch.compile takes no other tensors
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         dtype = self.cache.dtype or key_states.dtype
-        for states in (key_states, value_states):
-            like = torch.empty(0, dtype=dtype, device=states.device)
-            self.stores.append(self.cache.new_store(states.shape[1], states.shape[3], like))
+        self.stores = [
+            self.cache.new_store(
+                states.shape[1], states.shape[3], torch.empty(0, dtype=dtype, device=states.device)
+            )
+            for states in (key_states, value_states)
+        ]
         self.renew()
         self.is_initialized = True
 
@@ -126,10 +132,16 @@ class SlotCache(Cache):
 
     def new_store(self, heads: int, size: int, like: Tensor) -> Store:
         """Room for states of every token, `heads` times `size` numbers each, of the data type and
-        on the device of `like`."""
+        on the device of `like`. Raises :class:`UserError` where its memory does not suffice."""
         shape = self.slots, heads, self.positions, size
-        on_cpu = like.device.type == "cpu"
-        return Store.by_pages(shape, like.dtype) if on_cpu else Store(like.new_zeros(shape))
+        try:
+            on_cpu = like.device.type == "cpu"
+            return Store.by_pages(shape, like.dtype) if on_cpu else Store(like.new_zeros(shape))
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"a cache of {self.slots} rows of {self.positions} tokens does not fit on"
+                f" {like.device}: fewer slots, or shorter texts (max_length)"
+            ) from None
 
     def open_window(
         self, rows: Sequence[int], counts: Sequence[int], own_row_only: bool = False

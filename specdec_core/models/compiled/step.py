@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +34,10 @@ class PackedStep(nn.Module):
         # A mask cannot be made while a model is traced, with tensors that only have shapes.
         self._masks = {kind: RowMask.empty() for kind in eager.windows}
         # The last input of the output layer; at most one, because eager forwards add to it, too.
-        self._read: deque[Tensor] = deque(maxlen=1)
+        self._read = read = deque[Tensor](maxlen=1)
         output = model.get_output_embeddings()
-        output.register_forward_pre_hook(lambda _, inputs: self._read.append(inputs[0]))
+        hook = output.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        weakref.finalize(self, hook.remove)  # the model outlives its steps
 
     def forward(
         self,

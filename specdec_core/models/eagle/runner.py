@@ -75,10 +75,11 @@ class EagleRunner(ModelRunner):
         weight = next(head.layers.parameters())
         self.device, self.vocab_size = weight.device, target.vocab_size
         self._columns = _columns(head.settings, target.feature_layers)
-        self._compact = operator.available(self.device)
+        on_cpu = self.device.type == "cpu"
+        half = on_cpu and weight.dtype == torch.float16  # which its operator does not have
+        self._compact = operator.available(self.device) and not half
         settings, positions = head.settings, max_length + TREE_ROOM
         dtype = weight.dtype if self._compact else torch.float32
-        on_cpu = self.device.type == "cpu"
         pooled = self._compact and not on_cpu if pooled is None else pooled
         size, pool = (1, slots, positions), (self.device, dtype, cache_tokens)
         self.cache = PooledCache(*size, *pool) if pooled else SlotCache(*size, dtype)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
@@ -211,11 +211,39 @@ def _tables(target: PreTrainedModel) -> dict[str, Tensor]:
         "embed_tokens": embed(torch.arange(embed.num_embeddings, device=target.device)),
         "output": output.weight,
     }
-    if (norm := getattr(target.base_model, "norm", None)) is not None:
-        tables["norm"] = norm.weight
-    last = decoder_layers(target)[-1]
-    tables |= {f"layer.{name}": weight for name, weight in last.state_dict().items()}
+    norm = getattr(target.base_model, "norm", None)
+    if norm is not None and (scale := _scale(norm)) is not None:
+        tables["norm"] = scale
+    tables |= {f"layer.{name}": value for name, value in _of_layer(decoder_layers(target)[-1])}
     return {name: table.detach().to("cpu", _TYPE, copy=True) for name, table in tables.items()}
+
+
+def _of_layer(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a layer by their names in a Llama's."""
+    norms = {f"{name}.weight": module for name, module in layer.named_modules()}
+    renamed = {name: name for name in layer.state_dict()}
+    if hasattr(layer, "post_feedforward_layernorm"):  # where a Llama's is, it is not before the MLP
+        renamed.pop("post_attention_layernorm.weight", None)
+        before = "pre_feedforward_layernorm.weight"
+        renamed |= {before: "post_attention_layernorm.weight"} if before in renamed else {}
+    for name, weight in layer.state_dict().items():
+        if name not in renamed:
+            continue
+        norm = norms.get(name)
+        is_norm = weight.ndim == 1 and norm is not None and "Norm" in type(norm).__name__
+        value = _scale(norm) if is_norm and norm is not None else weight
+        if value is not None:
+            yield renamed[name], value
+
+
+def _scale(norm: nn.Module) -> Tensor | None:
+    """What a norm multiplies a normalised state by: its weight w, or 1 + w (Gemma). None for one
+    that does more."""
+    weight = norm.weight
+    assert isinstance(weight, Tensor)
+    scale = norm(torch.ones_like(weight))  # of the ones, one that subtracts the mean leaves nothing
+    found = (each for each in (weight, 1 + weight) if torch.allclose(scale, each, 0.01, 0.01))
+    return next(found, None) if getattr(norm, "bias", None) is None else None
 
 
 class _Reader:

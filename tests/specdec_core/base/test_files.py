@@ -68,6 +68,24 @@ def test_what_a_killed_process_leaves_is_not_taken_for_a_file_and_is_removed(tmp
     assert list(whole.parent.iterdir()) == [whole]
 
 
+def test_what_a_user_keeps_beside_a_file_is_no_leftover(tmp_path):
+    """As `.env.local` beside a file of keys called env, or what an editor keeps."""
+    own = [tmp_path / name for name in (".env.local", ".env.settings", ".env.swp")]
+    for file in own:
+        file.touch()
+    (tmp_path / ".env.d").mkdir()
+    other = tmp_path / ".env.2.json.abcdefgh"  # another process is at work on it
+    other.mkdir()
+    left = tmp_path / ".env.1.json.abcdefgh"
+    left.mkdir()
+    with alone(tmp_path / "env"):
+        pass
+    with alone(tmp_path / "env.1.json"):
+        pass
+    assert not left.exists()
+    assert all(file.exists() for file in (*own, other, tmp_path / ".env.d"))
+
+
 def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(small_disk):
     path = write_atomically(small_disk.folder / "file.txt", "old")
     small_disk.fill()

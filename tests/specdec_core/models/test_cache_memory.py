@@ -83,6 +83,15 @@ def test_a_pool_takes_the_memory_of_the_tokens_it_is_for():
     assert taken < 1.2 * states.nbytes * 2 * LAYERS * 16
 
 
+def test_rows_that_do_not_fit_are_one_line_and_may_be_tried_again():
+    cache = SlotCache(1, 2, 10**12)
+    states = torch.zeros(1, HEADS, 1, SIZE)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^a cache of 2 rows of 10{9}.* does not fit on cpu: "):
+            filled(cache, 0, states)
+        assert not cache.stores()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_pool_that_does_not_fit_is_one_line():
     cache = PooledCache(1, 64, 1 << 24, torch.device("cuda"), torch.float32)

@@ -1,5 +1,7 @@
 """What is kept of layers is what transformers calls their hidden states, in any family."""
 
+import weakref
+
 import psutil
 import pytest
 import torch
@@ -43,6 +45,28 @@ def test_features_are_the_hidden_states_of_the_text_that_was_kept(family, operat
     expected = torch.cat([states[layer] for layer in LAYERS], dim=-1)[0]
     kept = runner.features([0] * len(TEXT), range(len(TEXT)))
     torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_watched_a_model_leaves_nothing_in_it():
+    """The model outlives its runners, whose caches would stay on the device with them."""
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).eval()
+
+    def hooks():
+        modules = [*model.modules()]
+        return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in modules)
+
+    def watching():
+        runner = EagerRunner(model, 2, 48, compact=False, features=LAYERS)
+        runner.watch_hidden(True)
+        runner.forward(Batch([0], [TEXT]))
+        return runner
+
+    runner, before = watching(), hooks()
+    assert before > 0
+    gone = weakref.ref(runner)
+    del runner
+    assert gone() is None
+    assert hooks() == 0
 
 
 def test_a_layer_that_the_model_lacks_is_refused():

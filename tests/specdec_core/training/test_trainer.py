@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 from specdec_core.training.optimiser import Optimiser
 from specdec_core.training.trainer import Loop, LoopReport, ModelTrainer, planned
@@ -135,6 +135,14 @@ def test_what_was_good_before_is_kept_unless_it_gets_better(tmp_path):
     assert trainer.curve[0]["count"] == 8  # after a step
     torch.testing.assert_close(model[1].weight, kept[0])
     assert not torch.equal(kept[1], kept[3])
+
+
+def test_a_batch_is_fed_at_a_time_however_many_gpus_there_are(tmp_path, monkeypatch):
+    several = property(lambda own: 1 if own._n_gpu == 1 else 2)
+    monkeypatch.setattr(TrainingArguments, "n_gpu", several)
+    _, trainer = make(tmp_path)
+    assert len(trainer.get_train_dataloader()) == len(ROWS)
+    trainer.run()
 
 
 def test_minutes_end_a_training(tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from specdec_core.models.cache.blocks import BLOCK
 from specdec_core.models.compiled.failures import CannotCompile
@@ -244,6 +245,21 @@ def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(cpu_ri
     draft = cpu_rig.runner.forward(Batch([0, 2], [DRAFT[:1], DRAFT[:1]])).logits
     assert same(draft[0], cpu_rig.plain(text, DRAFT[:1]))
     assert same(draft[1], cpu_rig.plain(OTHER, DRAFT[:1]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a CPU's operator")
+def test_a_head_in_float16_drafts_on_a_cpu_too(tiny_pair):
+    model = LlamaForCausalLM(tiny_pair.target.config).eval()
+    head = head_of(replace(tiny_pair, target=model), feature_layers=(0, 2))
+
+    def logits(model, head):
+        target = EagerRunner(model, 1, 64, features=(0, 1, 2))
+        runner = EagleRunner(head, target, 1, 64)
+        target.forward(Batch([0], [OTHER]))
+        return runner.forward(Batch([0], [OTHER])).logits.float()
+
+    expected = logits(model, head)
+    torch.testing.assert_close(logits(model.half(), head.half()), expected, rtol=0.05, atol=0.05)
 
 
 def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(tiny_pair, monkeypatch):
