@@ -78,6 +78,7 @@ def main(
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.capacity import report
     from dashboards.sections import ReportOrigin
+    from specdec_core.cost.profile import check_rows
     from specdec_core.cost.steps import StepTimes
     from specdec_core.engine.scheduler import Limits
     from specdec_core.measure.forward_times import forward_times, origin
@@ -108,6 +109,8 @@ def main(
         known = forward_times(pair, [chosen.configuration], profile, progress, weights)
         if known.proposals:
             raise UserError(f"--profile {profile}: of another server, whose load is not simulated")
+        if slots > 1:
+            check_rows(known.rows, str(profile or "the pair's profile (specdec profile)"))
         chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(known)})
         times = StepTimes.of(known.under(chosen.configuration))
         replay = with_live(replay, [chosen.configuration], progress)
@@ -133,7 +136,8 @@ def main(
     load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
     if trace is not None:
         load = f"{len(requests)} requests of {trace}, {rate:.3g} a second on average"
-    by = "decoded live, not replayed; " if decoded_live(replay, chosen.configuration) else ""
+    live = decoded_live(replay, chosen.configuration)
+    by = "decoded live, not replayed; " if live else ""
     notes = [
         f"{chosen.configuration.label} ({source}); {by}{load}",
         f"prompts of {trace or recording.folder.name}: {mean(a.prompt_tokens for a in asked):.0f}"
@@ -152,7 +156,7 @@ def main(
         "slots": slots,
     }
     place = ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params)
-    deliver(report(results, chosen.configuration, place), folder, "capacity")
+    deliver(report(results, chosen.configuration, place, live), folder, "capacity")
 
 
 def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:

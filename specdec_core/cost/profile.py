@@ -17,7 +17,7 @@ drafts:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pydantic import Field
@@ -84,6 +84,12 @@ class Profile(Value):
             if not self.drafts.keys() & {draft, EVERY}:
                 there = ", ".join(self.drafts) or "none"
                 raise UserError(f"{source}: no forward time of draft {draft!r} (it has: {there})")
+
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of rows of the target's forwards; none where every forward takes one time."""
+        measured = self.target.measurements
+        return [each.batch for each in measured] if len(measured) > 1 else []
 
     def under(self, configuration: Configuration) -> Profile:
         """The costs under `configuration`. What proposes adds its time to each round; its length
@@ -218,6 +224,16 @@ class Profile(Value):
         """Read a profile; a missing or malformed one is a :class:`UserError` that names the file
         and the key."""
         return parse(cls, load_yaml(path), str(path))
+
+
+def check_rows(rows: Collection[int], source: str) -> None:
+    """Raises :class:`UserError`, naming `source`, where forwards of so many rows do not say what a
+    row adds, by which several requests at once are simulated."""
+    if len(set(rows)) == 1:
+        raise UserError(
+            f"{source}: forwards of {min(rows)} row(s) alone do not say what those of several"
+            " requests at once cost; measure another number of rows, too"
+        )
 
 
 def policy_key(draft: str, policy: PolicySettings) -> str:

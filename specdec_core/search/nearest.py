@@ -201,5 +201,5 @@ def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | 
             )
         for match, chain in product((2, 3, 4), chains[:6]):
             yield HybridSettings(lookup=SuffixSettings(), min_match=match, otherwise=chain)
-        for lookup, chain in product(whole, chains[:6]):
-            yield HybridSettings(lookup=lookup, min_match=lookup.min_match, otherwise=chain)
+        for copied, chain in product(whole, chains[:6]):
+            yield HybridSettings(lookup=copied, min_match=copied.min_match, otherwise=chain)

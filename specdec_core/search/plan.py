@@ -34,6 +34,7 @@ from specdec_core.config import (
 from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost import Profile
+from specdec_core.cost.profile import check_rows
 from specdec_core.prompts.source import PromptSource
 from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import LiveSettings, Workload
@@ -186,7 +187,11 @@ class ResolvedPlan(SweepSettings):
         sweep cannot try."""
         if self.workload is not None and self.workload.trace is not None:
             read_trace(self.workload.trace)
-        self._check_rows(source)
+        if self.workload is not None and self.workload.slots > 1:
+            if self.profile is None:
+                check_rows(self.forwards.batches or (), f"{source}: forwards: batches")
+            else:
+                check_rows(self.profile.rows, f"{source}: profile: target")
         for configuration in self.samples:
             if configuration.sampling != self.sampling:
                 raise UserError(
@@ -211,21 +216,6 @@ class ResolvedPlan(SweepSettings):
             raise UserError(
                 f"{source}: search: only lossy methods, of which none may be the best unless "
                 f"it is allowed by name (allow_lossy: [{names}])"
-            )
-
-    def _check_rows(self, source: str) -> None:
-        """What a row adds to a forward has to be known for several requests at once."""
-        if self.workload is None or not self.workload.several:
-            return
-        where, rows = "forwards: batches", self.forwards.batches or ()
-        if self.profile is not None:
-            measured = self.profile.target.measurements
-            # A single one is the time of every forward.
-            where, rows = "profile: target", tuple(m.batch for m in measured[1:])
-        if len(set(rows)) == 1:
-            raise UserError(
-                f"{source}: {where}: forwards of {rows[0]} row(s) alone do not say what those of"
-                " several requests at once cost; measure another number of rows, too"
             )
 
 

@@ -115,6 +115,15 @@ def test_replicas_for_a_trace(simulated, home):
     assert "50.5 requests a second" in shown
 
 
+def test_forwards_of_one_row_are_refused_where_requests_are_decoded_together(home, command):
+    alone = [Measurement(width=w, context=64, batch=1, seconds=0.01) for w in (1, 4)]
+    cost = ForwardCost.fit(alone)
+    file = profile_of(cost, {"draft": cost}, device="far away").save(home / "alone.json")
+    options = ("--config", home / "config.yaml", "--profile", file, *LOAD, "--name", "alone")
+    assert_refused(command(capacity.main, home, *options), "forwards of 1 row(s) alone do not say")
+    printed(command(capacity.main, home, *options, "--slots", 1, "--seconds", 1))
+
+
 def test_a_traces_own_prompts_are_as_long_in_the_simulation(simulated, home):
     """In tokens of the target: longer than any that was recorded."""
     line = {"arrival": 0, "prompt": "y = 2 + " * 60, "max_new_tokens": 4}

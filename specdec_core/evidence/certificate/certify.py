@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.evidence.bench.race import EngineContestant, race
@@ -18,7 +19,6 @@ from specdec_core.measure.paired import paired_ratio
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt import Prompt
-from specdec_core.search.load.answers import drafters_by_load
 from specdec_core.tokens.statistics import Counts, Generation
 
 FLOAT32 = {"target_dtype": "float32", "draft_dtype": "float32"}
@@ -38,7 +38,9 @@ class Extent:
     def at_a_time(self, configuration: Configuration, prompts: Sequence[Prompt]) -> int:
         """The requests to decode at a time: `slots`, or as many as the last range of a schedule
         begins with. Raises :class:`UserError` where there are fewer prompts than that."""
-        last = max(drafters_by_load(configuration.drafter))
+        drafters = () if configuration.drafter is None else configuration.drafter.walk()
+        schedules = (each for each in drafters if isinstance(each, ScheduleSettings))
+        last = max((max(each.ranges) for each in schedules), default=1)
         if last > len(prompts):
             raise UserError(
                 f"{configuration.label}: its last range begins with {last} requests, but there are"

@@ -27,6 +27,7 @@ class SimulatedRound(NamedTuple):
     generated: int
     draft_forwards: int
     draft_tokens: int  # positions at which the draft model gave a distribution
+    depth: int  # the most consecutive candidates
     draft: str | None = None  # the draft model, if not that of all rounds
     proposers: frozenset[str] = frozenset()  # by :func:`specdec_core.cost.proposer_keys`
 
@@ -37,6 +38,7 @@ class SimulatedRound(NamedTuple):
             generated=min(self.generated, room + 1),
             draft_forwards=min(self.draft_forwards, room),
             draft_tokens=min(self.draft_tokens, room),
+            depth=min(self.depth, room),
         )
 
 
@@ -48,8 +50,7 @@ class Answers:
     or with `by_position` one from each position of the answer. `prompts` has the number of tokens
     of each prompt. `draft` is the draft model that proposes, if any; a round may name another one.
     A `lazy` draft prefills a sequence only when it proposes after it, as each of several drafts
-    does. `texts` has the tokens of prompts with their answers, where they are known: prompts that
-    begin alike share that part.
+    does.
     """
 
     prompts: Sequence[int]
@@ -57,7 +58,6 @@ class Answers:
     draft: str | None = None
     by_position: bool = False
     lazy: bool = False
-    texts: Sequence[Sequence[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -146,14 +146,12 @@ def replayed_answers(replay: Replay, configuration: Configuration, whole: bool =
         rounds[1] = _in_order(replay, replayed, configuration)
     draft = configuration.draft_of(replay.header.pair.drafts)
     prompts = replay.recording.prompts
-    pairs = zip(prompts.tokens, prompts.outputs, strict=True)
     return Answers(
         prompts=[len(tokens) for tokens in prompts.tokens],
         rounds=rounds,
         draft=draft,
         by_position=len(by_load) > 1,
         lazy=draft is not None and _rests(replay, configuration, draft),
-        texts=[(*prompt.tolist(), *output.tolist()) for prompt, output in pairs],
     )
 
 
@@ -170,7 +168,8 @@ def _in_order(
         proposing = keys if arm != NO_ARM or len(arms) == 1 else frozenset[str]()
         of_arms[arm] = by_arm.draft_of(names), proposing
     columns = (replayed.drafted, replayed.generated, replayed.draft_forwards)
-    rows = zip(*(c.tolist() for c in (*columns, replayed.draft_tokens)), strict=True)
+    more = (replayed.draft_tokens, replayed.depth)
+    rows = zip(*(c.tolist() for c in (*columns, *more)), strict=True)
     rounds: list[list[SimulatedRound]] = [[] for _ in replay.recording.prompts.tokens]
     places = zip(replayed.prompt.tolist(), replayed.arm.tolist(), rows, strict=True)
     for prompt, arm, row in places:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pandas as pd
@@ -60,9 +60,8 @@ class ServedTraffic:
 
     @cached_property
     def alone(self) -> Simulation:
-        """Each request has a replica to itself, with an empty cache."""
-        limits = replace(self.limits, share_prefixes=False)
-        return simulate_clients(self.costs, self._shapes(), 1, limits)
+        """Each request has a replica to itself."""
+        return simulate_clients(self.costs, self._shapes(), 1, self.limits)
 
     @cached_property
     def alone_seconds(self) -> float:

@@ -21,6 +21,7 @@ from specdec_core.base.names import digest_name
 from specdec_core.base.observer import SILENT, Observer
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import run_time
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
@@ -116,8 +117,14 @@ def with_decoded(
 
 
 def can_simulate(replay: Replay, configuration: Configuration) -> bool:
-    """Whether the rounds of a configuration are known at every load."""
-    return all(map(replay.can, configurations_by_load(configuration)))
+    """Whether the rounds of a configuration are known at every load, and it can be a part of a
+    schedule."""
+    parts = configurations_by_load(configuration)
+    drafters = [each.drafter for each in parts if each.drafter is not None]
+    # A schedule below another drafter goes by the load, too, which no replay has.
+    inner = any(isinstance(part, ScheduleSettings) for each in drafters for part in each.walk())
+    begun = any(each.target_started for each in drafters)
+    return not (inner or begun) and all(map(replay.can, parts))
 
 
 def decoded_live(replay: Replay, configuration: Configuration) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from specdec_core.engine.prefixes import CachedPrefixes
 from specdec_core.engine.scheduler import Limits, Scheduler, StepPlan
 from specdec_core.search.load.step_costs import RequestShape, RoundCost, State, StepCosts
 
@@ -37,17 +36,14 @@ class Replica:
 
     def __init__(self, costs: StepCosts, limits: Limits) -> None:
         answers = costs.answers
-        shares = limits.share_prefixes and answers.texts is not None
-        self.scheduler = Scheduler(limits, self._place if shares else None)
-        self.prefixes = CachedPrefixes()
+        self.scheduler = Scheduler(limits)
         self.requests = 0  # unfinished
         self.steps = 0
         self.busy_seconds = 0.0
-        self._costs, self._answers, self._limits = costs, answers, limits
+        self._costs = costs
         self._least = [answers.least(max(n, 1)) for n in range(limits.slots + 1)]
         self._waiting: dict[str, SimulatedRequest] = {}
         self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
-        self._begun: dict[int, tuple[int, int]] = {}  # by slot: where its prefix is, how long it is
         self._began, self._plan = 0.0, StepPlan()  # of the last step
         self._rounds: list[tuple[SimulatedRequest, RoundCost]] = []  # of the last step
 
@@ -69,8 +65,7 @@ class Replica:
         for slot in plan.preempted:
             slots[slot].cached(0, costs.unread)
         for slot, name in plan.entering.items():
-            self._enter(slot, self._waiting.pop(name))
-        self._forget()
+            slots[slot] = self._waiting.pop(name)
         decoding = [slots[slot] for slot in plan.decoding]
         # The other prefilling requests reach the end of their prompts, and decode in this step.
         ends = set(plan.decoding)
@@ -101,26 +96,16 @@ class Replica:
         self.scheduler.fed([cost.drafted for each, cost in rounds if each.first is not None])
         finished = []
         for request, cost in rounds:
-            before = request.tokens
             request.state = cost.after
             if request.first is None:
                 request.first = now
             if request.state.generated >= request.shape.most:
-                # Nothing that the last round wrote is in the drafts' caches.
-                request.cached(request.state.held, tuple(min(n, before) for n in cost.after.read))
-                self.prefixes.left(self.scheduler.running[request.name].slot)
                 self.scheduler.leave(request.name)
                 self.requests -= 1
                 finished.append(request)
             else:
                 self.scheduler.grew(request.name, request.tokens)
         return finished
-
-    def _forget(self) -> None:
-        """Free slots leave the cache to the running requests."""
-        if (room := self.scheduler.room) is not None:
-            for slot in self.prefixes.forget(self._held(), room):
-                self._slots[slot].cached(0, self._costs.unread)
 
     def _follow(self, slots: Collection[int]) -> float:
         """Seconds in which the draft prefills what the target has prefilled in these slots. It is
@@ -135,31 +120,3 @@ class Replica:
                 rows.append((held - first, first))
                 request.cached(held, (held, *others))
         return self._costs.following(rows) if rows else 0.0
-
-    def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
-        """The slot for a waiting request, and how much of its prompt a slot holds already; the
-        engine chooses alike."""
-        prompt = self._sequence(self._waiting[name])[: self._waiting[name].shape.prompt_tokens]
-        slot, source, count = self.prefixes.find(prompt, self._held(), free)
-        self._begun[slot] = source, count
-        return slot, count
-
-    def _held(self) -> list[int]:
-        """The tokens in each slot's row."""
-        slots = self._slots
-        return [slots[n].state.held if n in slots else 0 for n in range(self._limits.slots)]
-
-    def _enter(self, slot: int, request: SimulatedRequest) -> None:
-        """A request enters a slot, perhaps with a prefix in the cache."""
-        source, count = self._begun.pop(slot, (slot, 0))
-        if count:
-            request.cached(count, tuple(min(count, n) for n in self._slots[source].state.read))
-        self.prefixes.holds(slot, self._sequence(request))
-        self._slots[slot] = request
-
-    def _sequence(self, request: SimulatedRequest) -> Sequence[int]:
-        """A request's whole sequence; empty where a trace has another prompt length."""
-        shape, texts = request.shape, self._answers.texts
-        if texts is None or shape.prompt_tokens != self._answers.prompts[shape.answer]:
-            return ()
-        return texts[shape.answer]

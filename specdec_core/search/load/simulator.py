@@ -7,10 +7,9 @@ request arrives, a step ends.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import count
 from time import perf_counter
 
@@ -76,7 +75,7 @@ def simulate_arrivals(
     replicas: int = 1,
 ) -> Simulation:
     """An open loop: each of `shapes` arrives at its second of `arrivals`, in increasing order. It
-    goes to the less busy of two random replicas, as with Ray Serve."""
+    goes to the least busy replica, as in a server."""
     return _EventLoop(costs, limits, replicas).run(shapes, arrivals, closed=False)
 
 
@@ -87,7 +86,8 @@ class _EventLoop:
         self.costs = costs
         self.replicas = [Replica(costs, limits) for _ in range(replicas)]
         self.running = [False] * replicas  # whether a step is under way or about to begin
-        self.random = random.Random(0)
+        # Numbers of unfinished requests, with the replica. An old number is found by not being so.
+        self.loads = [(0, number) for number in range(replicas)]
         # Time, kind, order, and the number of the request or replica.
         self.events: list[tuple[float, int, int, int]] = []
         self.order = count()
@@ -110,6 +110,7 @@ class _EventLoop:
                     rows.append((request.index, *times, *tokens, None))
                     if closed:
                         self._push(now, _ARRIVES)
+                heappush(self.loads, (self.replicas[number].requests, number))
                 self._push(now, _BEGIN, number)
             elif what == _BEGIN:
                 replica = self.replicas[number]
@@ -133,11 +134,12 @@ class _EventLoop:
         heappush(self.events, (at, what, next(self.order), number))
 
     def _route(self, request: SimulatedRequest, now: float) -> None:
-        """Send a request to a replica: to the less busy of two random ones."""
-        numbers = range(len(self.replicas))
-        two = self.random.sample(numbers, 2) if len(numbers) > 1 else numbers
-        number = min(two, key=lambda each: self.replicas[each].requests)
+        """Send a request to the least busy replica."""
+        while self.loads[0][0] != self.replicas[self.loads[0][1]].requests:
+            heappop(self.loads)
+        number = self.loads[0][1]
         self.replicas[number].add(request)
+        heapreplace(self.loads, (self.replicas[number].requests, number))
         if not self.running[number]:
             self.running[number] = True
             self._push(now, _BEGIN, number)

@@ -142,7 +142,7 @@ class StepCosts:
             terms, first = self._draft_terms[place], _OF_DRAFT * place
             few = terms.per_few_pair * work.pairs
             share[first : first + _OF_DRAFT] = forwards, tokens, terms.of_rows(work), few
-            read[place] = sequence - 1 + min(each.generated, each.draft_forwards)
+            read[place] = sequence - 1 + min(each.generated, each.depth)
         fed = sequence - state.held + each.drafted
         verified = self._verified(fed, state.held, each.drafted, self._per_row)
         proposing = (float(key in each.proposers) for key in self._at_times)

@@ -118,11 +118,6 @@ class Workload(Value):
             raise ValueError("a workload without requests: no clients")
         return clients
 
-    @property
-    def several(self) -> bool:
-        """Whether it may have several requests at once."""
-        return self.clients is None or max(self.clients) > 1
-
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         sources = {"clients": self.clients, "rate": self.rate, "trace": self.trace}

@@ -32,6 +32,7 @@ from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
 from tests.configurations import FOUR, LOSSY, drafting
+from tests.specdec_core.kinds import configured
 
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)
@@ -169,6 +170,12 @@ def test_the_last_range_of_a_schedule_is_checked(tiny_pair):
     assert checks.sampled.passed
     with pytest.raises(UserError, match="begins with 6 requests, but there are 5 prompts: give 6"):
         checks_of(tiny_pair, drafting_from(len(TEXTS) + 1), extent)
+
+
+def test_a_schedule_below_another_drafter_is_checked_to_its_last_range(tiny_pair):
+    inner = {"kind": "schedule", "ranges": {1: 2, len(TEXTS): 4}}
+    below = configured({"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": inner})
+    assert EXTENT.at_a_time(below, TEXTS) == len(TEXTS) > EXTENT.slots
 
 
 def test_none_can_be_made_of_checks_that_failed(certificate):

@@ -1,5 +1,7 @@
 """The configuration that is chosen for each number of requests."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
+from specdec_core.search.load.decoded import can_simulate
 from specdec_core.search.load.live import EngineTimer
 from specdec_core.search.load.records import records_frame
 from specdec_core.search.load.schedule import choose_schedule, drafter_at, scheduled
@@ -40,6 +43,16 @@ def test_finalists_are_near_the_best_and_of_several_families():
     # Autoregressive decoding has at least one to be compared with.
     behind = pd.Series({SIX.id: 50, TWO.id: 49, AUTOREGRESSIVE.id: 100})
     assert finalists_at(behind, [*values], AUTOREGRESSIVE.id, LiveSettings()) == [SIX]
+
+
+def test_what_follows_the_load_below_another_drafter_or_begins_with_the_target_is_not_simulated():
+    knows = SimpleNamespace(can=lambda configuration: True)
+    ranges = {"kind": "schedule", "ranges": {1: 6, 8: 2}}
+    inner = {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": ranges}
+    begun = {"kind": "target_tree", "branching": [1, 2]}  # no part of a schedule
+    cases = {"flat": ranges, "inner": inner, "begun": begun}
+    found = {name: can_simulate(knows, configured(each)) for name, each in cases.items()}
+    assert found == {"flat": True, "inner": False, "begun": False}
 
 
 def test_the_simulation_decides_where_nothing_can_be_timed(replay):

@@ -21,8 +21,8 @@ from tests.specdec_core.cost.examples import constant_profile
 
 T = 0.01
 CONSTANT = StepTimes(target=ForwardTerms(fixed=T), drafts={"draft": ForwardTerms(fixed=T / 10)})
-ALONE = SimulatedRound(drafted=0, generated=1, draft_forwards=0, draft_tokens=0)
-FOUR = SimulatedRound(drafted=3, generated=4, draft_forwards=3, draft_tokens=3)
+ALONE = SimulatedRound(drafted=0, generated=1, draft_forwards=0, draft_tokens=0, depth=0)
+FOUR = SimulatedRound(drafted=3, generated=4, draft_forwards=3, draft_tokens=3, depth=3)
 MEDIUM, SMALL = FOUR._replace(draft="medium"), FOUR._replace(draft="small")
 TWO_DRAFTS = {"medium": ForwardTerms(fixed=0.1), "small": ForwardTerms(fixed=0.001)}
 
@@ -174,6 +174,13 @@ def test_requests_spread_over_the_replicas():
     assert min(simulation.busy) > 0.5 * max(simulation.busy)
 
 
+def test_a_request_goes_to_the_least_busy_replica():
+    """Nobody waits while another replica is free, however many there are."""
+    crowd = arriving(autoregressive(), [0.0] * 9 + [0.001], 1, 10)
+    assert len({last - sent for sent, _, last in times(crowd)}) == 1
+    assert min(crowd.busy) > 0
+
+
 TERMS = ForwardTerms(
     fixed=0.01,
     per_row=0.001,
@@ -219,6 +226,14 @@ def test_a_step_costs_what_its_rows_add_up_to():
     )
 
 
+def test_guesses_that_a_draft_verified_are_in_its_cache():
+    """A cascade verifies several guesses in a forward."""
+    two = SimulatedRound(drafted=6, generated=5, draft_forwards=2, draft_tokens=7, depth=6)
+    costs = StepCosts(Answers([40], {1: [[ALONE, two]]}, "medium"), UNEVEN)
+    after = costs.round(RequestShape(0, 40, 90), 1, State(1, 1, 40, (40,))).after
+    assert after.read == (45,)  # the sequence but its last token, and what was accepted
+
+
 def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before():
     target = ForwardTerms(per_cached=1.0)
     costs = CONSTANT.model_copy(update={"target": target, "mixes": False})
@@ -229,7 +244,7 @@ def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before():
 
 CAPACITY_T = 0.01
 TIMES = StepTimes(target=ForwardTerms(fixed=CAPACITY_T))
-TEN = Answers([10], {1: [[SimulatedRound(0, 1, 0, 0)] * 10]}, None)  # an answer takes 10 steps
+TEN = Answers([10], {1: [[SimulatedRound(0, 1, 0, 0, 0)] * 10]}, None)  # an answer takes 10 steps
 SLO = Slo(ttft=0.05)
 
 
