@@ -19,7 +19,7 @@ ANSWER = 30.0  # seconds in which an autoscaler begins to start nodes; it looks 
 START = 1800.0  # seconds that nodes may take, with their machines and images
 TELL = 60.0  # seconds between two lines of progress
 
-_answers: dict[tuple[str, float], bool] = {}  # whether GPUs came, by cluster and CPU cores
+_answers: dict[tuple[str, float, float], bool] = {}  # by cluster, CPU cores and GPUs
 
 
 def autoscaled() -> bool:
@@ -45,14 +45,15 @@ def wait_for(group: PlacementGroup, seconds: float) -> bool:
     return True
 
 
-def gpu_comes(cores: float) -> bool:
-    """Whether the autoscaler adds a node with a GPU and that many CPU cores beside it; waits until
-    the node has started. The answer is kept."""
-    key = str(ray.get_runtime_context().gcs_address), cores
+def comes(cores: float, gpus: float = 0) -> bool:
+    """Whether the autoscaler adds a node with so many CPU cores and GPUs; waits until the node has
+    started. The answer is kept."""
+    key = str(ray.get_runtime_context().gcs_address), cores, gpus
     if key not in _answers:
         _answers[key] = False
         if autoscaled():
-            group = placement_group([{"CPU": cores, "GPU": 1}])
+            needs = {"CPU": cores, "GPU": gpus}
+            group = placement_group([{name: n for name, n in needs.items() if n}])
             _answers[key] = wait_for(group, 0)
             remove_placement_group(group)
     return _answers[key]

@@ -18,7 +18,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.autoscaling import autoscaled, gpu_comes, wait_for
+from cluster.autoscaling import autoscaled, comes, wait_for
 from cluster.session import alive_nodes
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
@@ -111,7 +111,7 @@ def _devices(placement: Placement) -> tuple[Literal["GPU", "CPU"], list[int]]:
     """The kind of devices, and how many of it each node can give to an actor with a CPU core: none
     where the nodes that an autoscaler has added are gone again."""
     cores, gpus = _cores_and_gpus()
-    if placement.device == "cpu" or not (any(gpus) or gpu_comes(1)):
+    if placement.device == "cpu" or not (any(gpus) or comes(1, gpus=1)):
         if placement.device == "gpu":
             raise UserError(f"device: gpu, but the cluster has none: {sum(cores)} CPU cores")
         return "CPU", cores

@@ -293,6 +293,9 @@ def _record(
                 answered = None if answers is None else answers(following)
                 call: ray.ObjectRef = worker.record.remote(header, batch, answered)
                 under_way[call] = (worker, following)
+            else:  # an actor of a node that was lost needs the room
+                workers.remove(worker)
+                ray.kill(worker)
     finally:
         for reference in under_way:
             ray.cancel(reference)  # else Ray would report calls that it cannot repeat

@@ -28,7 +28,7 @@ from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.autoscaling import gpu_comes
+from cluster.autoscaling import comes
 from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.workspace import present_path
 from specdec_core.config import PairSpec
@@ -279,12 +279,12 @@ def resources(threads: int, device: str) -> dict[str, float]:
     with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
     if device == "cpu":
         with_gpu = []
-    elif not with_gpu and gpu_comes(threads):
+    elif not with_gpu and comes(threads, gpus=1):
         return {"CPU": threads, "GPU": 1}
     if device.startswith("cuda") and not with_gpu:
         raise UserError(f"runner.device: {device}, but the cluster has no GPU")
     most = max(node.get("CPU", 0) for node in with_gpu or nodes)
-    if threads > most:
+    if threads > most and not comes(threads, gpus=int(bool(with_gpu))):
         which = "nodes with a GPU" if with_gpu else "nodes"
         raise UserError(f"runner.threads: {threads} asked for, the cluster's {which} have {most:g}")
     return {"CPU": threads, "GPU": int(bool(with_gpu))}

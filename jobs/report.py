@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def main(
     from dashboards.outputs.files import write_page
 
     folder = newest_sweep(workspace() / "sweeps") if sweep_folder is None else sweep_folder
-    if (folder / OF_A_SERVER).exists():
+    if os.path.exists(folder / OF_A_SERVER):  # a name may be too long
         from dashboards.reports import server_sweep
         from specdec_core.evidence.server_choice import ServerSweep
 

@@ -22,6 +22,14 @@ from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
 from specdec_core.servers.server import Mode, ServedMode, Server
 
+# Each server starts a separate Ray: on another machine's cores it would not be compared. That one
+# has neither a job's files, nor a reason to show its actors other GPUs than their own.
+_OF_A_JOB = {
+    "RAY_ADDRESS",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+}
+
 
 def our_servers(
     plan: LoadPlan, pair: Pair, serve: Sequence[str], cores: Cores, scratch: Path
@@ -30,8 +38,7 @@ def our_servers(
     types of `pair`. Its files are in `scratch`, which must last as long as the servers do."""
     facts = environment()
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
-    # Each server starts a separate Ray: on another machine's cores it would not be compared.
-    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_JOB}
     names = distinct_labels(configurations := plan.configurations())
     for configuration in configurations:
         name = names[configuration.id]

@@ -20,6 +20,10 @@ class BoardStore(dist.Store):
         super().__init__()
         self._board = board
 
+    def clone(self) -> dist.Store:
+        """For a part of a group. Its calls go to the same actor, from any thread."""
+        return self
+
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", key, value.encode() if isinstance(value, str) else bytes(value))
 

@@ -57,7 +57,6 @@ from specdec_core.servers.process import running
 from specdec_core.servers.server import Counterpart, Mode, Server
 
 CHAMPION = "champion"  # the folder of the files that start it
-USAGE = "usage.txt"
 STARTED = "started"  # the folder of the files that the shown command reads
 LOGS = "logs"  # the folder of what the servers print
 PORT = 8000  # of the command that is shown
@@ -221,7 +220,7 @@ class ServerStages:
             title=server.title,
             first=first,
             race=race,
-            configurations=_configurations(modes),
+            configurations={m.name: c for m in modes if (c := m.configuration) is not None},
             expected=_expected(simulated, known, [*started, *modes]),
             ranked=len(simulated.known) - 1,
             left_out=[each.label for each in expressed.left_out],
@@ -311,8 +310,7 @@ class ServerStages:
         files.mkdir()
         served = server.served(self.pair, mode, self.cores.engine, files.resolve())
         started = served.shown(max(self.race.clients), PORT)
-        for name, text in {**written.files, USAGE: written.usage + "\n"}.items():
-            write_atomically(place / name, text)
+        written.save(place)
         return written.usage, started
 
 
@@ -320,11 +318,6 @@ def _release(version: str) -> str:
     """The number in a server's version, as `0.32.0` in `vllm cpu 0.32.0`."""
     found = re.search(r"b?\d[\w.]*", version)
     return found[0] if found else version
-
-
-def _configurations(modes: Sequence[Mode]) -> dict[str, Configuration]:
-    """The configurations of the modes by name, where they are known."""
-    return {mode.name: c for mode in modes if (c := mode.configuration) is not None}
 
 
 def _expected(

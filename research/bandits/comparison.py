@@ -246,7 +246,7 @@ class ArmComparison:
                     "bandit": bandit.name,
                     "arm": name,
                     "rounds": len(added),
-                    "share": len(added) / len(rounds),
+                    "share": len(added) / max(len(rounds), 1),
                     "tokens": sum(added) / len(added) if added else math.nan,
                 }
 

@@ -220,7 +220,9 @@ def study_inputs(
     a pair without draft models."""
     inputs = {}
     if TIMES in wanted:
-        times = forward_times(result.pair, [], None, observer)
+        # Without the policies' own times, which some of them might have and others not.
+        measured = forward_times(result.pair, [], None, observer)
+        times = measured.model_copy(update={"policies": {}})
         key = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
         inputs[TIMES] = Input(key, lambda: times)
     if PAIR in wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from typer import Option
@@ -54,7 +55,9 @@ def main(
             f"{recording.folder}: recorded with temperature {header.sampling.temperature:g}; ranks "
             "tell what a tree would do in greedy decoding only"
         )
-    drafts = dict.fromkeys(recording.draft_name(name) for name in draft or header.pair.drafts)
+    models = [name for name in header.pair.drafts if name not in header.eagle_heads]
+    named: Sequence[str | None] = draft or models or [None]
+    drafts = dict.fromkeys(map(recording.draft_name, named))
     with ConsoleProgress(console) as progress:
         times = forward_times(header.pair, [], profile, progress, header.fingerprints)
         replay = Replay(recording, hidden=False)

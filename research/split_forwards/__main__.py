@@ -34,7 +34,7 @@ def main(
     from cluster.sharded_target.sharded_runner import ShardedRunner
     from dashboards.progress import ConsoleProgress
     from research.split_forwards.timing import HOW, Size, opened, time_sizes
-    from specdec_core.config import PairSpec
+    from specdec_core.config import PairSpec, parse
 
     asked = [Size(*size) for size in product(sizes(rows, "--rows"), sizes(tokens, "--tokens"))]
     slots = max(size.rows for size in asked)
@@ -45,7 +45,8 @@ def main(
         progress = held.enter_context(ConsoleProgress(console))
         for kind in kinds:
             settings = {"target_dtype": dtype, "device": "cpu", "compile": kind == "compiled"}
-            spec = PairSpec.model_validate({"target": target, "drafts": {}, "runner": settings})
+            content = {"target": target, "drafts": {}, "runner": settings}
+            spec = parse(PairSpec, content, "split-forwards")
             own = held.enter_context(opened(spec, devices, slots, progress))
             runners |= {(kind, how): runner for how, runner in own.items()}
         timed = time_sizes(runners, asked, context, repeats, progress)

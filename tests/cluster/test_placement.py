@@ -105,7 +105,7 @@ def test_more_devices_than_the_cluster_has_are_refused_at_once(ray_running):
 
 def test_gpus_that_came_and_are_gone_again_are_waited_for(ray_running, monkeypatch):
     """As where the autoscaler removed their node; it may add another."""
-    monkeypatch.setattr("cluster.placement.gpu_comes", lambda cores: True)
+    monkeypatch.setattr("cluster.placement.comes", lambda cores, gpus: True)
     monkeypatch.setattr("cluster.placement.autoscaled", lambda: True)
     with pytest.raises(UserError, match=r"0 were free within .*, and its autoscaler adds none"):
         place(placement(draft=0), wait=0.2)

@@ -5,9 +5,11 @@ import resource
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 import cluster.recording
 from cluster.recording import RecordingWorker, run_recording
@@ -113,7 +115,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(plan, record
     rows.write_bytes(rows.read_bytes()[:-100])
     shard_file(copy, "prompts", 3).unlink()  # as if the driver had died before it
     for left in (shard_file(copy, "drafts/draft", 3), copy / "recording.json", copy / "finished"):
-        hidden = left.with_name(f".{left.name}.x")
+        hidden = left.with_name(f".{left.name}.a1b2c3d4")
         hidden.mkdir()
         (hidden / left.name).write_bytes(b"half")
     shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
@@ -146,6 +148,30 @@ def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_p
     assert killer.killed >= 1
     assert killer.prompts == len(PROMPTS) - 1
     assert tables(recording.folder) == tables(recorded[0].folder)
+
+
+class Sleeper:
+    """Records a shard, which is a number of seconds."""
+
+    def ready(self, header):
+        pass
+
+    def record(self, header, seconds, answered):
+        time.sleep(seconds)
+        return seconds
+
+
+def test_an_actor_without_a_shard_left_leaves_its_room(ray_running, monkeypatch):
+    """An actor whose node was lost could not be started again else."""
+    events, kill = [], ray.kill
+    monkeypatch.setattr(ray, "kill", lambda actor: (events.append("ended"), kill(actor)))
+    monkeypatch.setattr(cluster.recording, "room", lambda needs: 2)
+    start = ray.remote(num_cpus=0)(Sleeper).remote
+    monkeypatch.setattr(cluster.recording, "_start_worker", lambda *_: start())
+    header, shards = SimpleNamespace(served=None), {0: 0.5, 1: 3.0}
+    for number, _ in cluster.recording._record(start(), {"CPU": 1}, None, header, shards, None):
+        events.append(number)
+    assert events == [0, "ended", 1, "ended"]
 
 
 def test_a_process_that_ends_at_each_start_is_one_line(plan, tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ def mixed(monkeypatch):
     listed.append({"Alive": False, "Resources": {"CPU": 96.0, "GPU": 8.0}})
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 72.0, "GPU": 1.0})
+    monkeypatch.setattr(session, "comes", lambda cores, gpus=0: False)
 
 
 @pytest.mark.usefixtures("mixed")
@@ -37,6 +38,13 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
     assert resources(8, "cuda") == {"CPU": 8, "GPU": 1}
     with pytest.raises(UserError, match="65 asked for, the cluster's nodes have 64"):
         resources(65, "cpu")
+
+
+@pytest.mark.usefixtures("mixed")
+def test_cores_that_an_autoscaler_adds_are_asked_for(monkeypatch):
+    """It may have removed all nodes but the head, which runs nothing."""
+    monkeypatch.setattr(session, "comes", lambda cores, gpus=0: (cores, gpus) == (65, 0))
+    assert resources(65, "cpu") == {"CPU": 65, "GPU": 0}
 
 
 def test_workers_on_other_nodes_get_what_connects_devices_and_opens_models(monkeypatch):

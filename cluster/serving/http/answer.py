@@ -51,7 +51,10 @@ async def respond(
     not done on the event loop. Raises :class:`ApiError`."""
     service.check_model(body.model)
     quick = request.small and body.model_fields_set.isdisjoint(_SLOW)
-    prepared = await run(answer, service, body, quick=quick)
+    try:
+        prepared = await run(answer, service, body, quick=quick)
+    except ApiError as error:
+        raise error.named(body.names) from None
     account: Account = getattr(request.state, ACCOUNT)
     return await while_connected(request, prepared.respond(account))
 

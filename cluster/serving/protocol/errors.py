@@ -46,6 +46,16 @@ class ApiError(Exception):
         self.status, self.headers = status, headers
         self.body = Error(error=ErrorDetails(message=message, type=type, param=param, code=code))
 
+    def named(self, names: Mapping[str, str]) -> ApiError:
+        """With the name that a field has in a request of another kind."""
+        found = self.body.error
+        if (name := names.get(found.param or "")) is None:
+            return self
+        old = f"{found.param}" if "_" in str(found.param) else f"{found.param}:"
+        new = name if "_" in old else f"{name}:"
+        message = found.message.replace(old, new)
+        return ApiError(message, self.status, name, found.code, found.type, self.headers)
+
 
 SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")
 

@@ -87,6 +87,11 @@ class GenerationRequest(Part):
         return self
 
     @property
+    def names(self) -> dict[str, str]:
+        """What some fields of a completion are called here."""
+        return {}
+
+    @property
     def choices(self) -> int:
         """Choices of each prompt."""
         return self.n or 1

@@ -279,12 +279,17 @@ BY_LOAD = {
 }
 
 
-def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair, tmp_path):
+def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair, tmp_path, monkeypatch):
+    of_a_job = {"RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"}
+    for name in of_a_job:
+        monkeypatch.setenv(name, "another cluster's")
     plan = LoadPlan(pair=tiny_pair.spec, rows=({"drafter": {"kind": "suffix"}},))
     contestants = list(our_servers(plan, tiny_pair, ["serve"], Cores((3,), (4,)), tmp_path))
     assert [contestant.row.autoregressive for contestant in contestants] == [True, False]
     for contestant in contestants:
-        command = contestant.server(7).command(8123)
+        server = contestant.server(7)
+        command = server.command(8123)
+        assert not of_a_job & server.environment.keys()
         assert command[0] == "serve"
         assert "--fresh" in command
         chosen, _ = read_config(Path(command[command.index("--config") + 1]))

@@ -90,6 +90,12 @@ class ChatRequest(Rendered, GenerationRequest, Labels):
         return self
 
     @property
+    def names(self) -> dict[str, str]:
+        return {"prompt": "messages"} | (
+            {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        )
+
+    @property
     def most_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 

@@ -120,6 +120,12 @@ class ResponseRequest(Labels):
     image: None = neutral("null; images are not supported")
 
     @property
+    def names(self) -> dict[str, str]:
+        """What some fields of a completion or a chat are called here."""
+        renamed = {"max_tokens": "max_output_tokens", "response_format": "text"}
+        return {"prompt": "input", "messages": "input"} | renamed
+
+    @property
     def chat(self) -> ChatRequest:
         """The same request as a chat. Raises :class:`ApiError` for too many messages."""
         messages: list[Any] = []

@@ -21,6 +21,9 @@ SHOWN = {"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}
 SAID = {"role": "user", "content": "hi"}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}
 
+LONGEST = "max_completion_tokens"
+BAD_FORMAT = {"type": "json_schema", "name": "thing", "schema": {"type": "thing"}}
+
 
 def says(content, **more):
     """The field of a chat's message."""
@@ -54,6 +57,8 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, says(7), "messages", "messages.0.content: "),
     (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "is not max_completion_to"),
     (CHAT, {"max_tokens": 999}, "max_tokens", "context holds 256"),
+    (CHAT, {"max_tokens": None, LONGEST: 999}, LONGEST, "max_completion_tokens is 999"),
+    (CHAT, says("x" * 9999), "messages", "context holds 256"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "not supported"),
     (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
@@ -65,6 +70,9 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"store": True}, "store", "store: expected "),
     (RESPONSE, {"previous_response_id": "r"}, "previous_response_id", "nothing is stored here"),
     (RESPONSE, {"conversation": "conv-1"}, "conversation", "nothing is stored here"),
+    (RESPONSE, {"max_output_tokens": 999}, "max_output_tokens", "max_output_tokens is 999"),
+    (RESPONSE, {"input": "x" * 9999}, "input", "context holds 256"),
+    (RESPONSE, {"text": {"format": BAD_FORMAT}}, "text", "text: "),
     (RESPONSE, {"background": True}, "background", "not supported"),
     (RESPONSE, {"tools": [{"type": "web_search"}]}, "tools", "chat/completions takes functions"),
     (RESPONSE, {"input": [REASONED]}, "input", "item of type reasoning"),
