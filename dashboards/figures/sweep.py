@@ -157,11 +157,13 @@ def time_per_token(result: SweepResult) -> go.Figure:
 
 def _milliseconds(result: SweepResult, trial: Trial) -> np.ndarray:
     """Target, kept drafts, wasted drafts, engine; their sum is the profile's estimate."""
-    counts, draft, profile = trial.counts, draft_of(result, trial), result.profile
+    counts, draft = trial.counts, draft_of(result, trial)
+    profile = result.profile.under(trial.configuration)
     n_target = counts["n_target"]
     verify = profile.t_target(1 + counts["n_drafted"] / max(n_target, 1))
     wasted = min(counts["n_discarded"], counts["n_draft"])
-    t_draft = profile.t_draft(draft) if draft else 0.0
+    width = max(counts["n_draft_tokens"] / max(counts["n_draft"], 1), 1)
+    t_draft = profile.t_draft(draft, width=width) if draft else 0.0
     seconds = [
         verify * n_target,
         t_draft * (counts["n_draft"] - wasted),

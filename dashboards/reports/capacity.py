@@ -31,8 +31,9 @@ def report(
     results: Sequence[Capacity],
     configuration: Configuration,
     origin: ReportOrigin,
+    live: bool = False,
 ) -> Report:
-    """What was found, and everything that was simulated."""
+    """What was found, and everything that was simulated; `live`: of rounds that were decoded."""
     frame = pd.concat([result.frame() for result in results], ignore_index=True)
     shown = [result.chosen for result in results if result.chosen is not None]
     parts = [] if frame.empty else [_tried(results, frame)]
@@ -50,7 +51,7 @@ def report(
             for each in shown
             for name, value in each.row.items()
         },
-        tags={"counted": "replay"},
+        tags={"counted": "live" if live else "replay"},
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures.heads import reliability_diagram, short
+from dashboards.figures.heads import reliability_diagram
 from dashboards.sections import Section
+from specdec_core.config.policies import head_name
 from specdec_core.drafting.heads.card import HeadCard
 
 METRICS = ("train_kl", "eval_kl", "test_kl", "auc", "ece", "epoch")
@@ -31,7 +32,7 @@ def fits(cards: Mapping[str, HeadCard]) -> Section:
     kind and weight is marked."""
     frame = pd.DataFrame(
         {
-            "head": short(name),
+            "head": head_name(name),
             "draft": card.draft,
             "kind": card.kind,
             "w_rej": card.w_rej / card.w_acc,

@@ -34,7 +34,9 @@ def _draft(recording: Recording, draft: str) -> dict[str, str]:
     if sampling.fixed_output:  # a chain is stopped by its first disagreement
         # SpecDec++, Thm 4.1: one verification a rejection, and one to end each text.
         oracle = (disagreements + len(trace.lengths)) / len(trace.agrees)
-        row["oracle N_target/N"] = cells.as_number(oracle, ".3f")
+        # What a head drafts depends on where its round begins.
+        known = draft not in recording.header.eagle_heads
+        row["oracle N_target/N"] = cells.as_number(oracle if known else None, ".3f")
     return row
 
 

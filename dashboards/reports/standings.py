@@ -85,10 +85,10 @@ def _row(result: SweepResult, trial: Trial) -> dict[str, Any]:
 
 def _status(result: SweepResult, trial: Trial) -> str:
     timing = speedup(result, trial).timing
-    if trial.id == result.champion:
-        return "champion" if result.under_load is None else "fastest alone"
-    if result.under_load is not None and trial.id == result.served.id:
+    if result.champion is not None and trial.id == result.served.id:
         return "champion"
+    if trial.id == result.champion:
+        return "fastest alone"
     if timing is not None:
         return "tied" if timing.tied_with_champion else "timed"
     if not trial.finished:

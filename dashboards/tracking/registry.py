@@ -2,7 +2,7 @@
 server, as vLLM, each pair has one more model, with its own champion.
 
 Its aliases are `champion`, what is served; `challenger`, what may take its place; and `previous`,
-the champion before, to which a rollback returns.
+the champion before.
 """
 
 from __future__ import annotations

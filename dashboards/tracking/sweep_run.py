@@ -144,11 +144,12 @@ def _summary(result: SweepResult) -> Metrics:
         values[f"oracle_speedup.{oracle.draft}"] = oracle.speedup
     if result.autoregressive is not None:
         values["autoregressive_tokens_per_second"] = result.autoregressive.tokens_per_second
-    for timing in result.timings:
-        if timing.config_id == result.champion:
-            values |= timing_metrics(timing)
     if result.champion is not None:
-        values |= result.champion_trial.metrics
+        timings = [timing_metrics(t) for t in result.timings if t.config_id == result.champion]
+        fastest = {**(timings[0] if timings else {}), **result.champion_trial.metrics}
+        # What was chosen for a workload, and is the champion, may be another configuration.
+        alone = "" if result.served.id == result.champion else "alone_"
+        values |= {alone + name: value for name, value in fastest.items()}
     if result.under_load is not None:
         values |= load_metrics(result.under_load)
     return values

@@ -166,6 +166,8 @@ def test_what_was_chosen_for_all_loads_is_registered(home, under_load, folder):
     client, (parent,), _ = runs_in(home)
     assert parent.data.tags["champion"] == choice.chosen.id
     metrics = parent.data.metrics
+    assert metrics["alone_speedup"] > 0  # of another configuration
+    assert "speedup" not in metrics
     assert metrics["simulation_error_value"] == pytest.approx(choice.errors()["value"])
     steps = client.get_metric_history(parent.info.run_id, "load_speedup")
     assert {metric.step for metric in steps} == {1, 8}
