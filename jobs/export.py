@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-USAGE = "usage.txt"
 SHOWN = 8  # of the ranked settings
 
 
@@ -140,15 +139,14 @@ def _priced(choice: PairConfiguration, profile: Path | None) -> Configuration:
 def _deliver(server: Server, written: WrittenFiles, version: str | None, folder: Path) -> None:
     """Write the files, and show the commands that use them. A file of an earlier export to this
     server is replaced, or deleted where the new export has no such file."""
-    from specdec_core.base.files import write_atomically
+    from specdec_core.servers.server import USAGE
 
     before = folder / USAGE
     used = before.read_text() if before.exists() else ""
     for name in server.files:
         if name in used and name not in written.files:
             (folder / name).unlink(missing_ok=True)
-    for name, text in {**written.files, USAGE: written.usage + "\n"}.items():
-        write_atomically(folder / name, text)
+    written.save(folder)
     for name in written.files:
         point("written", folder / name)
     point("for", f"{server.title} {version or server.version}")

@@ -83,8 +83,8 @@ class DrafterSettings(KindSettings):
     @property
     def remembers(self) -> bool:
         """Whether what earlier requests wrote decides what it proposes to later ones."""
-        policies = (policy for _, policy in self.policies)
-        return any(part.remembers for part in (*self.parts, *policies))
+        learned = any(policy.remembers for _, policy in self.policies)
+        return learned or any(part.remembers for part in self.parts)
 
     @property
     def family(self) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.grammar import Grammar
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.text_warper import TextRules
-from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
+from specdec_core.tokens.verification import chance
 
 
 @dataclass(frozen=True)
@@ -138,14 +137,8 @@ class Candidates:
     @classmethod
     def of(cls, tree: TokenTree, path: list[int]) -> Candidates:
         drawn = zip(tree.tokens, tree.draft_probs, strict=True)
-        probabilities = [_probability(token, probs) for token, probs in drawn]
+        probabilities = [None if q is None else chance(q, token) for token, q in drawn]
         return cls(tree.tokens, tree.parents, tree.origins, probabilities, path)
-
-
-def _probability(token: int, probs: Tensor | RemoteDistribution | None) -> float | None:
-    if isinstance(probs, RemoteDistribution):
-        return probs.probability
-    return None if probs is None else float(probs[token])
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,8 @@ def fixed_chain(drafter: DrafterSettings | None) -> LengthSettings | None:
     for other drafters."""
     if isinstance(drafter, ScheduleSettings):
         return _scheduled(drafter)
-    if type(drafter) is not DraftModelSettings:
-        return None
-    policy = drafter.policy
-    if isinstance(policy, FixedSettings):
-        return LengthSettings(drafter.draft, (LoadRange(1, None, policy.max_tokens),))
+    if type(drafter) is DraftModelSettings and isinstance(drafter.policy, FixedSettings):
+        return LengthSettings(drafter.draft, (LoadRange(1, None, drafter.policy.max_tokens),))
     return None
 
 

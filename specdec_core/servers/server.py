@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
 from specdec_core.config import (
     Configuration,
     DrafterSettings,
@@ -67,12 +68,20 @@ class Counterpart:
     remarks: tuple[str, ...] = ()
 
 
+USAGE = "usage.txt"
+
+
 @dataclass(frozen=True)
 class WrittenFiles:
     """Files by their names, and the lines that use them from their folder."""
 
     files: Mapping[str, str]
     usage: str
+
+    def save(self, folder: Path) -> None:
+        """Write them, and the lines to :data:`USAGE`."""
+        for name, text in {**self.files, USAGE: self.usage + "\n"}.items():
+            write_atomically(folder / name, text)
 
 
 @dataclass(frozen=True)

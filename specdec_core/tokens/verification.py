@@ -74,7 +74,7 @@ def verify_sampled(
                 p_token, q_token = known[child]
                 p_token = float(left[token]) if number else p_token
             else:
-                p_token, q_token = float(left[token]), _chance(q, token)
+                p_token, q_token = float(left[token]), chance(q, token)
             if random.uniform() * q_token < p_token:
                 path.append(child)
                 node = child
@@ -93,13 +93,13 @@ def chances(tree: TokenTree, target_probs: Tensor) -> list[tuple[float, float]]:
     places = [parent + 1 for parent in tree.parents]
     p = target_probs[places, tree.tokens]
     q = [
-        probs[token] if isinstance(probs, Tensor) else p.new_tensor(_chance(probs, token))
+        probs[token] if isinstance(probs, Tensor) else p.new_tensor(chance(probs, token))
         for probs, token in zip(tree.draft_probs, tree.tokens, strict=True)
     ]
     return list(zip(*torch.stack([p, torch.stack(q).to(p)]).tolist(), strict=True))
 
 
-def _chance(q: Tensor | RemoteDistribution | None, token: int) -> float:
+def chance(q: Tensor | RemoteDistribution | None, token: int) -> float:
     """q(`token`)."""
     if isinstance(q, RemoteDistribution):
         return q.probability

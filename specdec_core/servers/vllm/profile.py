@@ -42,7 +42,7 @@ from specdec_core.servers.step_profile import (
     shapes,
 )
 from specdec_core.servers.vllm.process import VllmPeer, has_suffix
-from specdec_core.servers.vllm.settings import METHODS, TOKENS, any_load
+from specdec_core.servers.vllm.settings import TOKENS, any_load
 
 WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
 LAPS = 2
@@ -124,9 +124,7 @@ def _modes(server: Server, pair: Pair, most: int) -> dict[str, Mode]:
     """vLLM's ways to draft, by their keys: a draft's is its name."""
     models = models_in(server, pair)
     drafters: dict[str, DrafterSettings | None] = {
-        name: DraftModelSettings(draft=name, policy=FixedSettings())
-        for name, draft in models.drafts.items()
-        if draft.kind in METHODS
+        name: DraftModelSettings(draft=name, policy=FixedSettings()) for name in models.drafts
     }
     drafters[NGRAM] = PromptLookupSettings(min_ngram=2, max_ngram=4)
     modes = {PLAIN: Mode("vLLM", {})}
