@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation, url_of
@@ -218,6 +219,9 @@ def serving(
         try:
             try:
                 serve.run(bound, name=name, route_prefix=route)
+            except RayServeException as error:  # as where another server has Ray Serve's proxy
+                reason = getattr(error, "cause", error)  # without Ray's traceback
+                raise UserError(f"the server did not start: {reason}") from None
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure(name)}") from None
             url = url_of(host, port, tls is not None)

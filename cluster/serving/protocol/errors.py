@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -51,9 +52,7 @@ class ApiError(Exception):
         found = self.body.error
         if (name := names.get(found.param or "")) is None:
             return self
-        old = f"{found.param}" if "_" in str(found.param) else f"{found.param}:"
-        new = name if "_" in old else f"{name}:"
-        message = found.message.replace(old, new)
+        message = re.sub(rf"\b{found.param}(?=:| is )", name, found.message)
         return ApiError(message, self.status, name, found.code, found.type, self.headers)
 
 

@@ -61,11 +61,10 @@ class LlamaCpp(Server):
         words = ["llama-server", "--model", target]
         for name, value in counterpart.settings.items():
             if name == DRAFT:
+                # The script reads the target's folder: that of a GGUF file, once it is unpacked.
                 eagle = TYPES["eagle3"] in counterpart.settings[TYPE]
-                head = (
-                    located(models.target) if eagle else None
-                )  # of a file, what it is unpacked to
-                value = _written_gguf(lines, "draft", str(value), head)
+                folder = located(models.target) if eagle else None
+                value = _written_gguf(lines, "draft", str(value), folder)
             words += [f"--{name}", str(value)]
         return WrittenFiles({}, "\n".join([*lines, shlex.join(words)]))
 
