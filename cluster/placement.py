@@ -9,6 +9,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import ray
+from ray._private.state import actors
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -25,6 +26,7 @@ from specdec_core.config import Placement
 
 # Ray reserves free resources in milliseconds. Busy ones may be released soon.
 WAIT = 20.0
+_OWNED = "specdec"  # the first word of the names of groups that actors have reserved
 
 
 @dataclass
@@ -69,9 +71,7 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
     Raises:
         UserError: the cluster lacks the devices.
     """
-    actor, worker = _actor_and_worker()
-    if actor:
-        release(actor, except_by=worker)
+    _release_lost()
     kind, nodes = _devices(placement)
     name = "GPUs" if kind == "GPU" else "CPU cores"
     where = "one node" if len(nodes) == 1 else f"{len(nodes)} nodes of {sorted(nodes)[::-1]}"
@@ -127,13 +127,28 @@ def _cores_and_gpus() -> tuple[list[int], list[int]]:
     return cores, gpus
 
 
-def release(actor: str, except_by: str | None = None) -> None:
-    """Remove what the actor of that id has reserved, except by the worker of that id: Ray keeps it
-    when the actor is killed, and when it is started again, in another worker."""
-    for group in placement_group_table().values():
-        owner, _, by = group["name"].partition(" ")
-        if owner == actor and group["state"] != "REMOVED" and by.split(" ")[0] != except_by:
-            remove_placement_group(get_placement_group(group["name"]))
+def release(actor: str) -> None:
+    """Remove what the actor of that id has reserved: Ray keeps it when the actor is killed."""
+    for name, owner, _ in _reserved():
+        if owner == actor:
+            remove_placement_group(get_placement_group(name))
+
+
+def _release_lost() -> None:
+    """Remove what actors that are dead have reserved, and what this actor has before it was started
+    again, in another worker: Ray keeps both as long as the job runs."""
+    actor, worker = _actor_and_worker()
+    for name, owner, by in _reserved():
+        lost = by != worker if owner == actor else actors(owner).get("State") == "DEAD"
+        if lost:
+            remove_placement_group(get_placement_group(name))
+
+
+def _reserved() -> list[tuple[str, str, str]]:
+    """The groups that actors have reserved: names, and the ids of the actor and of its worker."""
+    table = placement_group_table().values()
+    words = [group["name"].split(" ") for group in table if group["state"] != "REMOVED"]
+    return [(" ".join(each), *each[1:3]) for each in words if each[0] == _OWNED]
 
 
 def _actor_and_worker() -> tuple[str, str]:
@@ -155,7 +170,7 @@ def _reserve(
     slots: list[tuple[PlacementGroup, int]] = []
     actor, worker = _actor_and_worker()
     for strategy, devices in parts:
-        name = f"{actor} {worker} {uuid4().hex}" if actor else ""
+        name = f"{_OWNED} {actor} {worker} {uuid4().hex}" if actor else ""
         group = placement_group([bundle] * devices, strategy=strategy, name=name)
         placed.groups.append(group)
         if not wait_for(group, max(deadline - time.monotonic(), 0.1)):

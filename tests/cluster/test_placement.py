@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray._private.state import actors
 from ray.runtime_env import RuntimeEnvConfig
 
 from cluster.devices import claim_device
@@ -36,7 +37,7 @@ from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import Counts
 from tests.cluster import small_devices
 from tests.cluster.clusters import in_a_process, process_of
-from tests.commands import QUICK, ROOT, prompts_file
+from tests.commands import QUICK, ROOT, prompts_file, wait_until
 from tests.configurations import FOUR
 from tests.specdec_core.kinds import chain
 
@@ -137,6 +138,22 @@ def test_an_actor_that_ray_starts_again_gets_its_devices_back(ray_running):
     assert ray.get(actor.reserve.remote(has))[1] != before
     ray.kill(actor)
     release(name)
+    place(placement(draft=0, target=has)).remove()
+
+
+@ray.remote(num_cpus=0)
+class Owning:
+    def reserve(self, devices):
+        self.actor = Reserving.options(max_restarts=-1).remote()
+        return ray.get(self.actor.reserve.remote(devices))[0], os.getpid()
+
+
+def test_devices_of_an_actor_that_died_with_its_owner_are_free_again(ray_running):
+    has = int(ray.cluster_resources()["CPU"])
+    owner = Owning.remote()
+    name, process = ray.get(owner.reserve.remote(has))
+    os.kill(process, signal.SIGKILL)
+    wait_until(lambda: actors(name)["State"] == "DEAD")
     place(placement(draft=0, target=has)).remove()
 
 
