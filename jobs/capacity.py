@@ -103,7 +103,7 @@ def main(
     if chosen.pair.drafts:  # the recording's pair may have another one first
         own = chosen.configuration.with_draft(next(iter(chosen.pair.drafts)))
         chosen = chosen.model_copy(update={"configuration": own})
-    replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
+    replay = Replay(recording, hidden=chosen.configuration.reads_hidden, drawn=True)
     with ConsoleProgress(console) as progress:
         weights = recording.header.fingerprints
         known = forward_times(pair, [chosen.configuration], profile, progress, weights)

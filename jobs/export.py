@@ -202,7 +202,7 @@ def by_replay(
         if profile is not None:
             of = timed(of, profile, progress, configuration.drafts_of(pair.drafts))
         times = forward_times(of, [], profile, progress, header.fingerprints)
-        replay = Replay(recording, hidden=bool(configuration.heads), profile=times)
+        replay = Replay(recording, hidden=configuration.reads_hidden, profile=times)
         return find(replay, times, progress)
 
 

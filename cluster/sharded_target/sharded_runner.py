@@ -183,7 +183,9 @@ class _Output(Output):
         fetch: Callable[[], Tensor],
         hidden: Tensor | None,
     ) -> None:
-        super().__init__(counts, torch.empty(0), hidden, torch.tensor(tokens))
+        # A row that is broken has no choice; as a token it has the number 0 here.
+        chosen = torch.tensor(tokens).clamp_(min=0)
+        super().__init__(counts, torch.empty(0), hidden, chosen)
         self._tokens, self._fetch = tokens, fetch
 
     @cached_property

@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from specdec_core.config.base import Value, identity
 from specdec_core.config.drafters import AnyDrafter, DrafterSettings
+from specdec_core.config.kinds import run_time
 from specdec_core.config.pair import draft_named
 from specdec_core.config.policies import PROFILE, Costs, PolicySettings, PricedSettings
 from specdec_core.config.recorded import RecordingFacts
@@ -99,6 +100,11 @@ class Configuration(Value):
     def heads(self) -> tuple[tuple[str | None, str], ...]:
         """The names or folders of its trained heads, each after the name of its draft model."""
         return tuple((draft, head) for draft, policy in self.policies for head in policy.heads)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it reads the draft model's hidden states."""
+        return bool(self.heads) or any(run_time(p).needs_hidden for _, p in self.policies)
 
     @property
     def unpriced(self) -> tuple[str | None, ...]:

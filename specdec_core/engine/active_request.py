@@ -118,7 +118,7 @@ class ActiveRequest:
         round = Round(
             position=len(self.origins) - len(addition.tokens),
             drafted=len(tree) - tree.begun,
-            accepted=len(addition.path) - bool(tree.begun),
+            accepted=max(len(addition.path) - bool(tree.begun), 0),
             generated=len(addition.tokens),
             draft_forwards=tree.draft_forwards,
             depth=tree.depth - bool(tree.begun),

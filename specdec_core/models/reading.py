@@ -28,7 +28,7 @@ _POINTER = b"version https://git-lfs"
 _DAMAGED = (SafetensorError, UnpicklingError, EOFError)
 _VAGUE = (KeyError, IndexError, AttributeError, TypeError, AssertionError)
 # Old checkpoints hold tables that models now compute: masks and rotary frequencies.
-_COMPUTED = re.compile(r"(attn|attention)\.(masked_)?bias$|causal_mask$|inv_freq$")
+COMPUTED = re.compile(r"(attn|attention)\.(masked_)?bias$|causal_mask$|inv_freq$")
 _NAMED = 3  # tensors in a line
 
 
@@ -151,7 +151,7 @@ def read_model(
     finally:
         logger.removeFilter(report)
     shapes = {key: (tuple(own), tuple(wanted)) for key, own, wanted in loaded["mismatched_keys"]}
-    unexpected = (key for key in loaded["unexpected_keys"] if not _COMPUTED.search(key))
+    unexpected = (key for key in loaded["unexpected_keys"] if not COMPUTED.search(key))
     check_fit(name, loaded["missing_keys"], set(unexpected).difference(known), shapes)
     return model.eval()
 

@@ -113,8 +113,8 @@ class Replay:
         )
         if drawn and not known:
             return "with rejection sampling only the chains of a draft model are known"
-        if configuration.heads and not self._hidden:
-            return "its head reads hidden states, which were not opened"
+        if configuration.reads_hidden and not self._hidden:
+            return "it reads hidden states, which were not opened"
         return configuration.unsupported_reason(self.facts)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:

@@ -154,7 +154,7 @@ class Track:
     def compared(self, rule: Rule) -> np.ndarray:
         """The value that `rule` compares after each candidate of a round from each start
         (T, max_draft)."""
-        key = f"{_key(rule)} windows {rule.cumulative}"
+        key = f"{_key(rule)} windows {rule.cumulative} {rule.lagging}"
         if key not in self._values:
             values = self.values(rule)[self.windows]
             if rule.lagging:
@@ -229,11 +229,34 @@ class Track:
 
 def _key(rule: Rule) -> str:
     """What the rule's values depend on."""
-    read = rule.settings.model_dump_json(exclude={"threshold", "max_tokens", "min_tokens"})
-    return f"{type(rule).__name__} {read}"
+    if type(rule).values is Rule.values:
+        return rule.reads[0]
+    return f"{type(rule).__name__} {rule.settings.model_dump_json(exclude=set(rule.apart))}"
 
 
-class RecordedSignals(Signals):
+class TraceSignals(Signals):
+    """Candidates of a trace: its `rows`."""
+
+    trace: Trace
+    rows: Any
+
+    def measure(self, name: str) -> Tensor:
+        return _read_only(getattr(self.trace, name)[self.rows])
+
+    @cached_property
+    def hidden(self) -> Tensor:
+        return _read_only(self.trace.hidden[self.rows])
+
+    def top_probabilities(self, k: int) -> Tensor:
+        recorded = self.trace.header.top_k
+        if k > recorded:
+            raise UserError(
+                f"the policy reads the {k} largest probabilities, the recording has {recorded}"
+            )
+        return _read_only(self.trace.top_probs[self.rows, :k])
+
+
+class RecordedSignals(TraceSignals):
     """Recorded candidates, rows of a trace, as the signals of slot 0. `lists` are the tokens, the
     largest probabilities, the probabilities and the entropies of all rows."""
 
@@ -245,7 +268,7 @@ class RecordedSignals(Signals):
         position: int,
         calls: int,
     ) -> None:
-        self._recorded = trace, rows, lists, position, calls
+        self.trace, self.rows, self._more = trace, rows, (lists, position, calls)
         self.slots = [0] * len(rows)
         self.positions = range(position, position + len(rows))
         self.calls, self.free = [calls] * len(rows), [False] * len(rows)
@@ -254,38 +277,19 @@ class RecordedSignals(Signals):
         )
 
     def only(self, places: Sequence[int]) -> Signals:
-        trace, rows, lists, position, calls = self._recorded
-        if len(places) == len(rows):
+        lists, position, calls = self._more
+        if len(places) == len(self.rows):
             return self
         [place] = places
-        return RecordedSignals(trace, [rows[place]], lists, position + place, calls)
-
-    def measure(self, name: str) -> Tensor:
-        trace, rows, *_ = self._recorded
-        return torch.from_numpy(getattr(trace, name)[rows])
+        return RecordedSignals(self.trace, [self.rows[place]], lists, position + place, calls)
 
 
-class RuleSignals(Signals):
+class RuleSignals(TraceSignals):
     """All candidates of a trace as the signals that a rule reads."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        self.trace, self.rows = trace, slice(None)
         self.slots = self.tokens = range(len(trace))
-
-    def measure(self, name: str) -> Tensor:
-        return _read_only(getattr(self.trace, name))
-
-    @cached_property
-    def hidden(self) -> Tensor:
-        return _read_only(self.trace.hidden)
-
-    def top_probabilities(self, k: int) -> Tensor:
-        recorded = self.trace.header.top_k
-        if k > recorded:
-            raise UserError(
-                f"the head reads the {k} largest probabilities, the recording has {recorded}"
-            )
-        return _read_only(self.trace.top_probs[:, :k])
 
 
 def _read_only(values: np.ndarray) -> Tensor:

@@ -104,7 +104,7 @@ def open_replay(
         raise UserError(
             f"{recording.folder}: has {len(recording.prompts.ids)} of the sweep's {prompts} prompts"
         )
-    replay = Replay(recording, heads, hidden=bool(heads))
+    replay = Replay(recording, heads, hidden=any(each.reads_hidden for each in plan.samples))
     for draft in recording.header.pair.drafts:
         if draft in pair.drafts:
             replay.track(draft)

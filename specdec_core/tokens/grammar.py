@@ -68,7 +68,7 @@ class Grammar:
             if self.kind == "json_schema":
                 schema = json.loads(self.source)
             compiled = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=compact)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self.kind}: not a JSON schema: {error}") from None
         return str(compiled)
 
@@ -113,7 +113,9 @@ class Grammars:
             raise UserError(
                 "a grammar takes a fast tokenizer, and a model that knows the end of a text"
             )
-        return from_tokenizer(self._hugging, n_vocab=self._size, eos_token=sorted(self._final))
+        # Tokens may have been added that the model has no logits for.
+        size = max(self._size, len(self._hugging))
+        return from_tokenizer(self._hugging, n_vocab=size, eos_token=sorted(self._final))
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         from llguidance import LLMatcher
@@ -181,7 +183,8 @@ class Matcher:
         self._follow(output)
         if self._lost or (output[-1:] and output[-1] in self._final):
             return []
-        return [int(token) for token in self._matcher.compute_ff_tokens()[:most]]
+        tokens = [int(token) for token in self._matcher.compute_ff_tokens()[:most]]
+        return list(takewhile(lambda token: token < self._size, tokens))
 
     def _follow(self, output: Sequence[int]) -> None:
         if not self._lost:

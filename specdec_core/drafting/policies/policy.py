@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from specdec_core.drafting.heads.loaded import LoadedHead
     from specdec_core.drafting.policies.signals import Signals
 
+MEASURED = ("top_probability", "probability", "entropy")  # what signals copy with the tokens
+
 
 class RecordedLengths(Protocol):
     """A draft model's chains from all T places of recorded outputs where a round may begin."""
@@ -38,6 +40,11 @@ def build_policy(
             " a recording does"
         )
     built: LengthPolicy = run_time(settings)(settings, *map(load_head, settings.heads))
+    if unknown := [name for name in built.reads if name not in MEASURED]:
+        raise UserError(
+            f"policy.kind: {settings.kind}: reads {', '.join(unknown)}, but what is copied with the"
+            f" tokens is {', '.join(MEASURED)}"
+        )
     return built
 
 
@@ -98,6 +105,8 @@ class Rule(LengthPolicy):
     min_tokens = 1
     # The values at a candidate belong to the candidate before; they are known only now.
     lagging = False
+    # Settings that its own `values` do not read: they change no value of a replay.
+    apart: Sequence[str] = ()
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -145,6 +154,8 @@ class Rule(LengthPolicy):
 class HeadRule(Rule):
     """A rule that uses a trained head. Raises :class:`UserError` where the head is of a kind that
     this rule cannot use."""
+
+    apart = ("threshold", "max_tokens", "min_tokens")
 
     def __init__(self, settings: Any, head: LoadedHead) -> None:
         super().__init__(settings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from specdec_core.drafting.policies.policy import MEASURED
 from specdec_core.tokens.sampling import to_host
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LEAST = -1e4  # the logarithm of no probability, as a number
-_MEASURED = ("top_probability", "probability", "entropy")
 
 
 class Signals:
@@ -74,7 +74,7 @@ class Signals:
         part = Signals(
             *names, self._source, *self._states, places, pick(self.calls), pick(self.free)
         )
-        known = {name: pick(self.__dict__[name]) for name in _MEASURED if name in self.__dict__}
+        known = {name: pick(self.__dict__[name]) for name in MEASURED if name in self.__dict__}
         part.__dict__.update(known)
         return part
 

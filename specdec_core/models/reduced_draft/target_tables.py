@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from specdec_core.base.errors import UserError
 from specdec_core.models.fingerprints import model_folder
 from specdec_core.models.loading import load_skeleton, load_weights
-from specdec_core.models.reading import reading
+from specdec_core.models.reading import COMPUTED, reading
 from specdec_core.models.weight_files import read_tensors
 
 
@@ -46,11 +46,15 @@ def target_output(name: str) -> Tensor:
 
 def target_layers(name: str, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
     """The tensors of that Llama-like target's decoder layers with these numbers, by their names
-    within a layer. Raises :class:`UserError` where the target has no such layers, or its weights
-    cannot be read."""
+    within a layer, without tables that models now compute. Raises :class:`UserError` where the
+    target has no such layers, or its weights cannot be read."""
     prefixes = {number: f"model.layers.{number}." for number in numbers}
     starts = tuple(prefixes.values())
-    found = read_tensors(model_folder(name), name, lambda key: key.startswith(starts))
+
+    def wanted(key: str) -> bool:
+        return key.startswith(starts) and not COMPUTED.search(key)
+
+    found = read_tensors(model_folder(name), name, wanted)
     layers = [
         {key.removeprefix(prefix): found[key] for key in found if key.startswith(prefix)}
         for prefix in prefixes.values()

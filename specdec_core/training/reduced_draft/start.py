@@ -130,6 +130,10 @@ def copied_draft(
     draft.lm_head.tokens = proposable
     with torch.no_grad():
         for own, copied in zip(draft.model.layers, layers, strict=True):
+            if other := own.state_dict().keys() ^ copied.keys():
+                raise UserError(
+                    f"{name}: not the layers of a plain Llama: {', '.join(sorted(other))}"
+                )
             own.load_state_dict(copied)
         draft.model.norm.weight.copy_(tables["norm"])
         draft.model.embed_tokens.weight = _frozen(tables["embed_tokens"])

@@ -13,7 +13,7 @@ import torch
 from cluster.placement import Placement
 from cluster.sharded_target import sharded_runner, target_group
 from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
-from cluster.sharded_target.sharded_runner import ShardedRunner
+from cluster.sharded_target.sharded_runner import ShardedRunner, _Output
 from cluster.sharded_target.target_group import ShardLost
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
@@ -21,7 +21,7 @@ from specdec_core.drafting.pearl.asynchronous_draft import serve
 from specdec_core.drafting.pearl.link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.models.runner import Batch, CacheLost, time_forward
+from specdec_core.models.runner import NO_TOKEN, Batch, CacheLost, time_forward
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.cluster.clusters import process_of
 from tests.configurations import LOSSY, PEARL, drafting
@@ -251,3 +251,9 @@ def test_a_forward_is_timed_without_its_logits(both, monkeypatch):
     monkeypatch.setattr(runner, "_fetch_logits", lambda _: pytest.fail("logits are sent"))
     assert time_forward(runner, 3, 2) > 0
     assert runner.lengths == [0, 0]
+
+
+def test_a_row_without_a_choice_has_a_token_that_the_model_has():
+    output = _Output([2], [NO_TOKEN, 3], lambda: torch.zeros(2, 9), None)
+    assert output.choices() == [[NO_TOKEN, 3]]
+    assert output.chosen.tolist() == [0, 3]

@@ -97,6 +97,7 @@ def test_a_broken_request_ends_with_an_error_and_harms_no_other(
         "broken": "error",
         "infinite": "error",
     }
+    assert all(r.accepted >= 0 for generation in found.values() for r in generation.rounds)
     failure = found["broken"].failure
     assert "tokens of this sequence the target's logits are NaN or infinite" in failure
     assert not found["broken"].tokens

@@ -4,6 +4,7 @@ node of a tree, alike at target and draft."""
 import json
 import re
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 
@@ -17,7 +18,7 @@ from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.active_request import ActiveRequest
-from specdec_core.tokens.grammar import Grammar, Matcher
+from specdec_core.tokens.grammar import Grammar, Grammars, Matcher
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
@@ -38,6 +39,20 @@ GRAMMARS = {
     "regex": Grammar("regex", "(de|re)f[a-f0-9]{3,9}(,[a-z]+){2}"),
 }
 NEW = 40
+
+
+def test_tokens_that_the_model_has_no_logits_for_are_never_allowed(tiny_pair):
+    tokenizer, final = deepcopy(tiny_pair.tokenizer), frozenset({0})
+    size = len(tokenizer)
+    tokenizer.add_tokens(["<extra>"])
+    matcher = Grammars(tokenizer, size, final).matcher(Grammar("regex", "(<extra>)+"))
+    assert matcher.allowed([], [()]).shape == (1, size)
+    assert all(token < size for token in matcher.forced([], 9))
+
+
+def test_a_schema_that_is_nested_too_deeply_is_one_line():
+    with pytest.raises(UserError, match="json_schema: not a JSON schema: "):
+        Grammar("json_schema", "[" * 100_000).compiled()
 
 
 def under(drafter, sampling):

@@ -1,15 +1,16 @@
 """Replayed rounds are the live engine's, for every policy and drafter that replay can follow."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings, Sampling, Value
+from specdec_core.drafting.policies.confidence import SvipPolicy
 from specdec_core.drafting.policies.heuristic import HeuristicPolicy
-from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.policy import PolicyOutcome, Rule
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
@@ -125,25 +126,49 @@ def test_requests_that_differ_are_no_recording(recorded, tmp_path):
 
 
 def test_a_rule_is_evaluated_for_each_of_its_settings(short):
-    """Its values may depend on all but what they are compared with."""
+    """Its values may depend on all but what it says that they do not."""
 
     class Settings(Value):
         power: int
         threshold: float = 0.5
-        heads: ClassVar = ()
 
-    class Rule:
-        def __init__(self, **values):
-            self.settings = Settings(**values)
+    class Power(Rule):
+        apart = ("threshold",)
 
         def values(self, signals):
             return np.array(signals.top_probability) ** self.settings.power
 
     track = short.track("small")
-    one, two = (track.values(Rule(power=power)) for power in (1, 2))
+    one, two = (track.values(Power(Settings(power=power))) for power in (1, 2))
     assert np.allclose(one**2, two)
     assert not np.allclose(one, two)
-    assert track.values(Rule(power=1, threshold=0.9)) is one
+    assert track.values(Power(Settings(power=1, threshold=0.9))) is one
+
+
+def test_the_values_of_a_rule_may_depend_on_its_threshold(recorded, short, monkeypatch):
+    def values(self, signals):
+        return [entropy - self.settings.threshold for entropy in signals.entropy]
+
+    monkeypatch.setattr(SvipPolicy, "values", values)
+    monkeypatch.setattr(SvipPolicy, "stops", lambda self, value: value > 0)
+    for threshold in (0.2, 1.2):
+        configuration = configured(chain("svip", threshold=threshold))
+        assert_same(short, configuration, recorded.live(configuration, slots=8))
+
+
+def test_a_replayed_policy_that_learns_reads_what_the_live_one_does(recorded, short, monkeypatch):
+    def go_on(self, signals):
+        top = signals.top_probabilities(2)
+        return ((top[:, 0] - top[:, 1] > 0.2) | (signals.hidden[:, 0] > 0)).tolist()
+
+    monkeypatch.setattr(HeuristicPolicy, "go_on", go_on)
+    monkeypatch.setattr(HeuristicPolicy, "needs_hidden", True)
+    configuration = configured(chain("heuristic"))
+    assert configuration.reads_hidden
+    assert_same(short, configuration, recorded.live(configuration, slots=8))
+    without = Replay(short.recording, hidden=False)
+    with pytest.raises(UserError, match="it reads hidden states, which were not opened"):
+        without.run(configuration)
 
 
 @pytest.mark.usefixtures("head")

@@ -10,6 +10,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.drafting.arms import PerSlot
 from specdec_core.drafting.policies.break_even import BreakEvenPolicy, BreakEvenSettings, best_rate
+from specdec_core.drafting.policies.heuristic import HeuristicPolicy
 from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.engine import Engine, Request
@@ -89,6 +90,12 @@ def test_heuristic_starts_anew_with_a_request_unless_it_lasts():
         rule.reset(0)
         assert rule.limit(0) == expected
         assert rule.limit(1) == 5
+
+
+def test_values_that_are_not_copied_with_the_tokens_are_refused(monkeypatch):
+    monkeypatch.setattr(HeuristicPolicy, "reads", ("entropy", "hidden"))
+    with pytest.raises(UserError, match=r"heuristic: reads hidden, but what is copied .* entropy$"):
+        build("heuristic")
 
 
 def test_the_oracle_cannot_be_built_for_decoding():

@@ -1,14 +1,17 @@
 """Drafts learn what their target will write."""
 
 import math
+from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
+from specdec_core.models.loading import load_config
 from specdec_core.models.pair import load_pair
 from specdec_core.training.recorded.features import read_tables
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
@@ -128,6 +131,22 @@ def test_a_draft_that_cannot_be_trained_further_is_refused(recorded):
         DraftTraining(recorded.texts, DraftTrainingSettings(start="bundled:smollm2-draft"))
     with pytest.raises(ValueError, match="copied_layers, heads: some has its own"):
         DraftTrainingSettings(start="some", copied_layers=(0,), heads=2)
+
+
+def test_tables_that_models_compute_are_not_copied_and_quantised_layers_are_refused(
+    recorded, tiny_spec, tmp_path
+):
+    target = copytree(tiny_spec.target, tmp_path / "target")
+    file, layer = target / "model.safetensors", "model.layers.0.self_attn."
+    tensors = load_file(file)
+    old = {layer + "rotary_emb.inv_freq": torch.ones(4)}
+    save_file(tensors | old, file, metadata={"format": "pt"})
+    config, tables = load_config(str(target)), read_tables(recorded.features)
+    copied_draft(str(target), config, tables, torch.arange(9), COPY)
+    scale = {layer + "q_proj.weight_scale": torch.ones(4)}
+    save_file(tensors | scale, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"not the layers of a plain Llama: .*q_proj.weight_scale"):
+        copied_draft(str(target), config, tables, torch.arange(9), COPY)
 
 
 @pytest.mark.parametrize(
