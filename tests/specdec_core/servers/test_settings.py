@@ -18,7 +18,7 @@ MODELS = Models(
     "org/target",
     {
         "small": DraftFile("org/small", "model"),
-        "head": DraftFile("org/head", "eagle3"),
+        "head": DraftFile("org/head", "eagle3", layers=(1, 2, 5)),
         "first": DraftFile("org/first", "eagle"),
         "tiny": DraftFile("org/tiny", "other"),
         "padded": DraftFile("org/padded", "model", padded=True),
@@ -68,6 +68,7 @@ def resting(*drafters):
 PADDED, EARLIEST = {"draft": "padded"}, {"occurrence": "earliest"}
 BY_BATCH = "num_speculative_tokens_per_batch_size"
 MOST = "max_concurrency"
+CAPTURED = "eagle3_layers_to_capture"
 NODES = "speculative-num-draft-tokens"
 DEPTH = "suffix_decoding_max_tree_depth"
 STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
@@ -101,6 +102,9 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", BY_LOAD, {"draft_len_schedule": {7: 5, 15: 2}}),
         ("trtllm", HYBRID, {"sa_config": {"threshold": 3}}),
         ("trtllm", TREE, {"max_total_draft_tokens": 8}),
+        # The outputs of the layers before those that the head reads the inputs of.
+        *(("trtllm", d, {CAPTURED: [0, 1, 4]}) for d in (EAGLE, TREE, HYBRID)),
+        ("trtllm", CHAIN, {CAPTURED: None}),
         ("trtllm", LOOKUP, {"is_use_oldest": False}),
         ("trtllm", LOOKUP | EARLIEST, {"is_use_oldest": True}),
         *(("trtllm", resting(d, d, None, None), {MOST: 8}) for d in (CHAIN, LOOKUP, TREE)),
