@@ -164,6 +164,7 @@ def test_a_drafter_has_no_counterpart(server, drafter):
         ("vllm", CHAIN | PADDED, "numbers of logits"),
         ("trtllm", SUFFIX, "earliest occurrence"),
         ("trtllm", HYBRID, "earliest occurrence"),
+        ("llama_cpp", CONFIDENCE, "among the ten likeliest"),
     ],
 )
 def test_a_remark_names_the_difference(server, drafter, remark):
