@@ -67,7 +67,7 @@ class TensorRtLlm(Server):
                 },
                 () if oldest else (remark,),
             )
-        if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.memory != "all":
+        if isinstance(drafter, SuffixSettings) and _plain(drafter):
             if drafter.min_match > 1:
                 return None
             settings = {"decoding_type": "SA", "max_draft_len": drafter.max_tokens}
@@ -133,16 +133,22 @@ def _captured(draft: DraftFile) -> dict[str, Any]:
     return {"eagle3_layers_to_capture": [layer - 1 for layer in draft.layers]}
 
 
+def _plain(lookup: SuffixSettings) -> bool:
+    """Whether it copies a chain from the request's own sequence."""
+    return not lookup.tree and lookup.memory != "all"
+
+
 def _hybrid(drafter: HybridSettings, models: Models) -> Counterpart | None:
     """A suffix automaton beside an EAGLE head."""
-    chain = fixed_chain(drafter.otherwise)
-    plain = isinstance(drafter.lookup, SuffixSettings) and not drafter.lookup.tree
-    if chain is None or chain.scheduled or not plain or drafter.merge or drafter.extend:
+    chain, lookup = fixed_chain(drafter.otherwise), drafter.lookup
+    if not isinstance(lookup, SuffixSettings) or not _plain(lookup):
+        return None
+    if chain is None or chain.scheduled or drafter.merge or drafter.extend:
         return None
     inner = _chain(chain, models)
     if inner is None or inner.settings["decoding_type"] != "Eagle3":
         return None
-    length = chain.most
-    settings = {**inner.settings, "sa_config": {"threshold": drafter.min_match}}
+    length, least = chain.most, max(drafter.min_match, lookup.min_match)
+    settings = {**inner.settings, "sa_config": {"threshold": least}}
     bound = f"what is looked up has {length} tokens at most, too"
     return Counterpart(settings, (_SUFFIX, bound))

@@ -101,6 +101,7 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", CHAIN, {"decoding_type": "Draft_Target", MOST: None}),
         ("trtllm", BY_LOAD, {"draft_len_schedule": {7: 5, 15: 2}}),
         ("trtllm", HYBRID, {"sa_config": {"threshold": 3}}),
+        ("trtllm", HYBRID | {"lookup": SUFFIX | {"min_match": 5}}, {"sa_config": {"threshold": 5}}),
         ("trtllm", TREE, {"max_total_draft_tokens": 8}),
         # The outputs of the layers before those that the head reads the inputs of.
         *(("trtllm", d, {CAPTURED: [0, 1, 4]}) for d in (EAGLE, TREE, HYBRID)),
@@ -141,6 +142,8 @@ def test_a_drafter_has_these_settings(server, drafter, some):
         ("trtllm", EAGLE | {"draft": "first"}),
         ("trtllm", LOOKUP | {"min_ngram": 2}),
         ("trtllm", SUFFIX | {"min_match": 2}),
+        ("trtllm", SUFFIX | {"memory": "all"}),
+        ("trtllm", HYBRID | {"lookup": SHARED}),
         ("trtllm", TREE | {"keep": 13}),  # more than 3 · 4
         ("trtllm", TREE | {"keep": 3}),  # fewer than its levels
         ("trtllm", by_load(CHAIN, {1: 2, 4: 5})),  # the first length has to be the longest
