@@ -320,7 +320,8 @@ class Plan(SweepSettings):
 
 
 def _with_draft(value: Any, draft: str | None) -> Any:
-    """A drafter of a search in which every part that names no draft takes `draft`."""
+    """A drafter of a search in which every part that names no draft takes `draft`, those that it
+    leaves out included."""
     if isinstance(value, list):
         return [_with_draft(member, draft) for member in value]
     if not isinstance(value, dict):
@@ -330,6 +331,10 @@ def _with_draft(value: Any, draft: str | None) -> Any:
     if isinstance(ranges := value.get("ranges"), dict):
         value = {**value, "ranges": {least: _read(arm) for least, arm in ranges.items()}}
     value = {key: _with_draft(inner, draft) for key, inner in value.items()}
+    if settings := kinds_of(DRAFTERS, DrafterSettings).get(_kind(value)):
+        for name, field in settings.model_fields.items():
+            if name not in value and isinstance(part := field.default, ModelSettings):
+                value[name] = part.model_copy(update={"draft": draft}).model_dump(mode="json")
     if _runs_draft(value) and "draft" not in value:
         value["draft"] = draft
     return value

@@ -21,6 +21,7 @@ def chain(**settings):
 
 FIXED = chain(policy={"kind": "fixed", "max_tokens": [2, 4]})
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
+PEARL = {"kind": "pearl"}
 
 
 def write(folder, **content):
@@ -239,6 +240,18 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path):
     drafts = [[part.draft for part in own if hasattr(part, "draft")] for own in parts]
     once = [["medium"], ["small"]]
     assert drafts == [["medium"] * 2, ["small"] * 2, ["small"], *once, *once]
+
+
+def test_parts_that_an_entry_leaves_out_take_every_draft_of_the_pair():
+    hybrids = [{"drafter": {"kind": "hybrid", **more}} for more in ({}, {"otherwise": PEARL})]
+    plan = {"search": [*hybrids, LOOKUP], "cluster": {"draft": {"devices": 1}}}
+
+    def drafts(**pair):
+        found = Plan.model_validate({**plan, "pair": {"target": "x", **pair}}).resolve()
+        return [configuration.draft for configuration in found.configurations]
+
+    assert drafts(drafts={"a": "y", "b": "z"}) == ["a", "b", "a", "b", None]
+    assert drafts() == [None]
 
 
 def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path):
