@@ -180,6 +180,10 @@ def _draft(drafter: DrafterSettings, models: Models) -> Counterpart | None:
         "spec-draft-n-min": 0,
         "spec-draft-p-min": threshold,
     }
+    if kind == "model":
+        # When sampling, more is accepted of tokens that the draft draws than of its likeliest. A
+        # head proposes its likeliest all the same.
+        settings["spec-draft-sampling"] = "probabilistic"
     return Counterpart(settings, remarks)
 
 

@@ -112,6 +112,8 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", by_load(CHAIN, {1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
         ("llama_cpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
         ("llama_cpp", CHAIN, {"spec-type": "draft-simple"}),
+        ("llama_cpp", CHAIN, {"spec-draft-sampling": "probabilistic"}),
+        ("llama_cpp", EAGLE, {"spec-draft-sampling": None}),  # it draws no tokens of heads
         ("llama_cpp", EAGLE, {"spec-type": "draft-eagle3", "spec-draft-model": "org/head"}),
         ("llama_cpp", TRIGRAM, {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3}),
         ("llama_cpp", TRIGRAM | EARLIEST, {"spec-type": "ngram-map-k"}),
