@@ -52,7 +52,9 @@ def main(
     if config is not None:
         from specdec_core.search.plan import load_plan
 
-        plan = load_plan(config)
+        # Its search may name drafts, and need devices, that only the command has.
+        changes = options.pair_changes(target, draft, max_length) or None
+        plan = load_plan(config, **options.given(pair=changes, cluster=cluster))
         spec, settings = plan.pair, plan.forwards.model_dump(exclude_none=True)
     spec = options.chosen_pair(spec, target, draft, max_length)
     lists = {"widths": widths, "contexts": contexts, "batches": batches}

@@ -87,6 +87,14 @@ def plan_file(folder: Path, name: str = "sweep", **plan: object) -> Path:
     return path
 
 
+def plan_of_mine(folder: Path) -> tuple[Path, Path]:
+    """A sweep file whose search drafts with `mine`, which its pair lacks, on a device of its own;
+    and the placement that has one."""
+    drafter = {"kind": "draft_model", "draft": "mine"}
+    plan = plan_file(folder, search=[{"drafter": {"kind": "pearl", "drafter": drafter}}])
+    return plan, plan_file(folder, "placement", draft={"devices": 1})
+
+
 def sweep_plan(spec: PairSpec, prompts: Path, /, **changes: object) -> Plan:
     """The plan of a sweep that times three finalists twice; `changes` replace parts of it."""
     content = {"pair": spec.model_dump(), "prompts": {"source": str(prompts)}, **QUICK}

@@ -26,7 +26,7 @@ class Cores:
         are any, for the client. Raises :class:`UserError` where there are too few."""
         usable = sorted(os.sched_getaffinity(0))
         if threads > len(usable):
-            raise UserError(f"--threads {threads}: this process may use {len(usable)} cores")
+            raise UserError(f"runner.threads {threads}: this process may use {len(usable)} cores")
         return cls(tuple(usable[:threads]), tuple(usable[threads:] or usable))
 
     @property

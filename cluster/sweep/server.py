@@ -164,7 +164,7 @@ def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
         prompts=plan.prompts,
         max_new_tokens=plan.max_new_tokens,
         clients=tuple(sorted(workload.clients)),
-        requests=plan.live.requests,
+        requests=plan.live.requests and max(plan.live.requests, *workload.clients),
         least=LEAST,
         repeats=plan.live.repeats,
         peers=(server.name,),

@@ -86,7 +86,8 @@ class ServerSweep(Stored):
 @dataclass(frozen=True)
 class Expressed:
     """The modes of a server for the configurations of a plan, by the configurations' ids, those
-    without a mode, and lines on what modes would need that is not installed."""
+    without a mode, and lines on what modes would need that is not installed and on drafts that the
+    server cannot load."""
 
     modes: Mapping[str, Mode]
     left_out: Sequence[Configuration]
@@ -108,6 +109,9 @@ def express(server: Server, models: Models, configurations: Iterable[Configurati
         mode, reason = server.find_mode(each, models, names[each.id])
         if mode is None:
             left_out.append(each)
+            for draft, file in each.drafts_of(models.drafts).items():
+                if file.refused is not None:
+                    missing[f"draft {draft}: {file.refused}"] = None
             continue
         if reason is not None:
             missing[reason] = None

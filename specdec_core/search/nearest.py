@@ -98,6 +98,8 @@ def find_nearest(
     wanted = drafter.at(1) if isinstance(drafter, ScheduleSettings) else drafter
     trials = rank(server, models, replay, profile, observer)
     asked, share = Configuration(drafter=wanted, sampling=sampling), None
+    if models.drafts:  # the recording's pair may have another one first
+        asked = asked.with_draft(next(iter(models.drafts)))
     if replayable(replay, profile, asked):
         own = estimated(asked, replay, profile)
         share = trials[0].metrics[METRIC] / own.metrics[METRIC]

@@ -238,10 +238,7 @@ class Plan(SweepSettings):
         the ends of every range. Raises :class:`UserError`, naming `source` and the key."""
         if self.method != "grid" and self.trials is None:
             raise UserError(f"{source}: trials: method {self.method} needs a number of trials")
-        try:
-            entries = self._entries()
-        except UserError as error:
-            raise UserError(f"{source}: {error}") from None
+        entries = self._entries()
         if self.search and not entries and any(map(_has_head_pattern, self.search)):
             raise UserError(
                 f"{source}: search: no head of this pair was trained; `specdec train head` does"
@@ -320,7 +317,8 @@ class Plan(SweepSettings):
 
 
 def _with_draft(value: Any, draft: str | None) -> Any:
-    """A drafter of a search in which every part that names no draft takes `draft`."""
+    """A drafter of a search in which every part that names no draft takes `draft`, those that it
+    leaves out included."""
     if isinstance(value, list):
         return [_with_draft(member, draft) for member in value]
     if not isinstance(value, dict):
@@ -330,6 +328,10 @@ def _with_draft(value: Any, draft: str | None) -> Any:
     if isinstance(ranges := value.get("ranges"), dict):
         value = {**value, "ranges": {least: _read(arm) for least, arm in ranges.items()}}
     value = {key: _with_draft(inner, draft) for key, inner in value.items()}
+    if settings := kinds_of(DRAFTERS, DrafterSettings).get(_kind(value)):
+        for name, field in settings.model_fields.items():
+            if name not in value and isinstance(part := field.default, ModelSettings):
+                value[name] = part.model_copy(update={"draft": draft}).model_dump(mode="json")
     if _runs_draft(value) and "draft" not in value:
         value["draft"] = draft
     return value
@@ -373,12 +375,10 @@ def _heads_for(policy: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _kind(part: Mapping[str, Any]) -> str:
-    """The kind of a drafter or a policy in a search; "" without one. Raises :class:`UserError` for
-    several: they have other settings and other drafts."""
+    """The kind of a drafter or a policy in a search; "" without one, and for several, which
+    :class:`Search` refuses."""
     kind = part.get("kind", "")
-    if not isinstance(kind, str):
-        raise UserError(f"search: kind: expected one, and an entry for each other (got {kind!r})")
-    return kind
+    return kind if isinstance(kind, str) else ""
 
 
 def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:

@@ -16,8 +16,8 @@ from specdec_core.config.base import with_read
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.models.eagle.exported import exported_head
-from specdec_core.models.eagle.loading import head_folder, names_head
-from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.eagle.loading import head_folder, head_settings, names_head
+from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_config
 from specdec_core.models.location import gguf_file, located
 from specdec_core.models.pair import Pair, check_pair
@@ -48,7 +48,7 @@ def models_of(
     check_pair(pair, served=True)
     target, heads = load_config(pair.target), server.heads
 
-    def draft(name: str, model: str) -> DraftFile:
+    def draft(model: str) -> DraftFile:
         if not names_head(model):
             config = load_config(model)
             place = _place(model, server.gguf)
@@ -60,15 +60,18 @@ def models_of(
             return DraftFile(place, "model", logits(config) != logits(target))
         if heads is None:
             return DraftFile(_place(model), "other")
-        if heads == "specforge" and (kind := _stored_kind(model)):
-            return DraftFile(_place(model), kind)
+        stored = _stored_kind(model) if heads == "specforge" else None
+        if stored == "eagle":
+            return DraftFile(_place(model), "eagle")
         try:
-            folder = exported_head(model, fingerprints(pair)[name], target, dtype, heads)
+            layers, place = head_settings(model, target).feature_layers, _place(model)
+            if stored is None:
+                place = str(exported_head(model, fingerprint(model), target, dtype, heads))
         except UserError as error:
             return DraftFile(_place(model), "other", refused=str(error))
-        return DraftFile(str(folder), "eagle3")
+        return DraftFile(place, "eagle3", layers=layers)
 
-    drafts = {name: draft(name, model) for name, model in pair.drafts.items()}
+    drafts = {name: draft(model) for name, model in pair.drafts.items()}
     return Models(_place(pair.target, server.gguf), drafts)
 
 

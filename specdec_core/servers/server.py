@@ -38,12 +38,14 @@ Stage = Literal["plug_in", "bench", "serve", "profile"]
 class DraftFile(NamedTuple):
     """A draft as another program finds it: its folder or hub id, and its kind. `eagle` is a head of
     EAGLE or EAGLE-2; the program does not read the kind `other`, and `refused` may give the reason.
-    A `padded` model has the target's tokens, but a different number of logits."""
+    A `padded` model has the target's tokens, but a different number of logits. An EAGLE-3 head
+    reads the inputs of the target's `layers`."""
 
     place: str
     kind: DraftKind
     padded: bool = False
     refused: str | None = None
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

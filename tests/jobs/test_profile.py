@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from jobs.profile import main
+from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
-from tests.commands import QUICK, assert_shown, plan_file, printed
+from tests.commands import QUICK, assert_refused, assert_shown, plan_file, plan_of_mine, printed
 
 PLACEMENTS = Path(__file__).parents[2] / "cluster"
 
@@ -37,3 +38,15 @@ def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     out = tmp_path / "deep" / "p.json"
     printed(command(main, tmp_path, "--config", config, "--out", out))
     assert [m.width for m in Profile.load(out).drafts["d"].measurements] == [1, 3]
+
+
+def test_a_sweep_file_is_read_with_the_drafts_and_devices_of_the_command(
+    command, tmp_path, monkeypatch
+):
+    def load(spec, placement, _):
+        raise UserError(f"{spec.drafts} on {placement.draft.devices}")
+
+    monkeypatch.setattr("cluster.placed_engine.loaded_pair", load)
+    config, cluster = plan_of_mine(tmp_path)
+    arguments = ["--config", config, "--target", "x", "--draft", "mine=y", "--cluster", cluster]
+    assert_refused(command(main, tmp_path, *arguments), "error: {'mine': 'y'} on 1\n")

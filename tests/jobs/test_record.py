@@ -7,12 +7,24 @@ import pytest
 
 from jobs import record
 from specdec_core.recordings.schema import Recording
-from tests.commands import assert_shown, plan_file, printed, prompts_file, stopped
+from tests.commands import assert_shown, plan_file, plan_of_mine, printed, prompts_file, stopped
 
 
 def whole_shards(home):
     """Files of whole shards and when they were written."""
     return {file: file.stat().st_mtime_ns for file in home.glob("traces/*/prompts/shard-*.parquet")}
+
+
+def test_a_sweep_file_is_read_with_the_drafts_and_devices_of_the_command(
+    command, tmp_path, monkeypatch
+):
+    recorded = []
+    monkeypatch.setattr(record, "record", lambda plan, *_: recorded.append(plan))
+    monkeypatch.setattr(record, "show", lambda _: None)
+    config, cluster = plan_of_mine(tmp_path)
+    arguments = ["--config", config, "--target", "x", "--draft", "mine=y", "--cluster", cluster]
+    printed(command(record.main, tmp_path, *arguments))
+    assert [plan.pair.drafts for plan in recorded] == [{"mine": "y"}]
 
 
 @pytest.mark.long

@@ -169,7 +169,7 @@ ROWS = [
     (f"{SERVE} --clients 1 --seed 1", "--seed needs --rate"),
     (f"{SERVE} --rate 2 --requests 4", "6 prompts, but 2 requests/s need 20"),
     (f"{SERVE} --clients 1 --peers transformers", "--peers transformers: it has no server"),
-    (f"{SERVE} --clients 1 --threads 999", "--threads 999: this process may use"),
+    (f"{SERVE} --clients 1 --threads 999", "runner.threads 999: this process may use"),
     (f"{SERVE} --clients 8 --requests 4", "4 requests are fewer than the 8 clients"),
     (f"{SERVE} --clients 4 --requests 4", "6 prompts, but 4 clients need 8"),
     (f"{SERVE} --clients 1 --requests 4 --peers vllm", "make bench-peers"),

@@ -164,7 +164,10 @@ def _draft(drafter: DrafterSettings, models: Models) -> Counterpart | None:
     elif type(drafter) is DraftModelSettings and isinstance(drafter.policy, ConfidenceSettings):
         draft, tokens = drafter.draft, drafter.policy.max_tokens
         threshold = drafter.policy.threshold
-        remarks = ("leaves out the token below the threshold, which ours still drafts",)
+        remarks = (
+            "leaves out the token below the threshold, which ours still drafts",
+            "takes a token's probability among the ten likeliest, not among all tokens",
+        )
     else:
         return None
     place, kind, *_ = models.draft(draft)
@@ -177,6 +180,10 @@ def _draft(drafter: DrafterSettings, models: Models) -> Counterpart | None:
         "spec-draft-n-min": 0,
         "spec-draft-p-min": threshold,
     }
+    if kind == "model":
+        # When sampling, more is accepted of tokens that the draft draws than of its likeliest. A
+        # head proposes its likeliest all the same.
+        settings["spec-draft-sampling"] = "probabilistic"
     return Counterpart(settings, remarks)
 
 

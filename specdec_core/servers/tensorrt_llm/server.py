@@ -15,7 +15,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import LengthSettings, fixed_chain
-from specdec_core.servers.server import Counterpart, Models, Server, WrittenFiles
+from specdec_core.servers.server import Counterpart, DraftFile, Models, Server, WrittenFiles
 
 FILE = "trtllm.yaml"
 MOST_REQUESTS = 4096  # of a schedule's last range; beyond it nothing is drafted
@@ -35,8 +35,8 @@ class TensorRtLlm(Server):
         if (chain := fixed_chain(drafter)) is not None:
             return _chain(chain, models)
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
-            place, kind, *_ = models.draft(drafter.draft)
-            if kind != "eagle3" or drafter.expand != drafter.children or drafter.least:
+            head = models.draft(drafter.draft)
+            if head.kind != "eagle3" or drafter.expand != drafter.children or drafter.least:
                 return None
             depth = drafter.policy.max_tokens
             if not depth <= drafter.keep <= drafter.children * depth:
@@ -44,7 +44,8 @@ class TensorRtLlm(Server):
             return Counterpart(
                 {
                     "decoding_type": "Eagle3",
-                    "speculative_model": place,
+                    "speculative_model": head.place,
+                    **_captured(head),
                     "max_draft_len": depth,
                     "use_dynamic_tree": True,
                     "dynamic_tree_max_topK": drafter.children,
@@ -66,7 +67,7 @@ class TensorRtLlm(Server):
                 },
                 () if oldest else (remark,),
             )
-        if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.memory != "all":
+        if isinstance(drafter, SuffixSettings) and _plain(drafter):
             if drafter.min_match > 1:
                 return None
             settings = {"decoding_type": "SA", "max_draft_len": drafter.max_tokens}
@@ -100,12 +101,13 @@ class TensorRtLlm(Server):
 
 
 def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
-    place, kind, *_ = models.draft(chain.draft)
-    if kind not in _TYPES:
+    draft = models.draft(chain.draft)
+    if draft.kind not in _TYPES:
         return None
     settings: dict[str, Any] = {
-        "decoding_type": _TYPES[kind],
-        "speculative_model": place,
+        "decoding_type": _TYPES[draft.kind],
+        "speculative_model": draft.place,
+        **_captured(draft),
         "max_draft_len": chain.most,
     }
     if chain.scheduled and len(chain.spans) == 2 and not chain.spans[1].tokens:
@@ -123,16 +125,30 @@ def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
     return Counterpart(settings)
 
 
+def _captured(draft: DraftFile) -> dict[str, Any]:
+    """The layers whose outputs a head gets. It does not read them from the head's configuration,
+    and takes its own three where they are not given."""
+    if not draft.layers:
+        return {}
+    return {"eagle3_layers_to_capture": [layer - 1 for layer in draft.layers]}
+
+
+def _plain(lookup: SuffixSettings) -> bool:
+    """Whether it copies a chain from the request's own sequence."""
+    return not lookup.tree and lookup.memory != "all"
+
+
 def _hybrid(drafter: HybridSettings, models: Models) -> Counterpart | None:
     """A suffix automaton beside an EAGLE head."""
-    chain = fixed_chain(drafter.otherwise)
-    plain = isinstance(drafter.lookup, SuffixSettings) and not drafter.lookup.tree
-    if chain is None or chain.scheduled or not plain or drafter.merge or drafter.extend:
+    chain, lookup = fixed_chain(drafter.otherwise), drafter.lookup
+    if not isinstance(lookup, SuffixSettings) or not _plain(lookup):
+        return None
+    if chain is None or chain.scheduled or drafter.merge or drafter.extend:
         return None
     inner = _chain(chain, models)
     if inner is None or inner.settings["decoding_type"] != "Eagle3":
         return None
-    length = chain.most
-    settings = {**inner.settings, "sa_config": {"threshold": drafter.min_match}}
+    length, least = chain.most, max(drafter.min_match, lookup.min_match)
+    settings = {**inner.settings, "sa_config": {"threshold": least}}
     bound = f"what is looked up has {length} tokens at most, too"
     return Counterpart(settings, (_SUFFIX, bound))

@@ -79,7 +79,7 @@ def _of_responses(text: str, path: Path) -> Production:
         try:
             if (one := _of_response(json.loads(line))) is not None:
                 total.append(one)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
                 f"{path}:{number}: expected a response of vLLM with `usage` and `metrics`"
                 f" ({type(error).__name__}: {error})"

@@ -50,7 +50,7 @@ FURTHER: dict[str, tuple[tuple[str, ...], type, str]] = {
 
 def chain_settings(chain: LengthSettings, models: Models) -> Counterpart | None:
     """Of a draft model or an EAGLE-3 head; None for other drafts."""
-    place, kind, padded, _ = models.draft(chain.draft)
+    place, kind, padded, *_ = models.draft(chain.draft)
     if kind not in METHODS:
         return None
     settings: dict[str, Any] = {"method": METHODS[kind], "model": place, TOKENS: chain.most}

@@ -264,6 +264,14 @@ def test_a_server_answers_all_loads_if_the_source_has_prompts_for_all(plan, tiny
     assert raced(5) == (True, 2, False)  # of all 12
 
 
+def test_a_race_has_at_least_one_request_of_each_client(plan):
+    workload = plan.workload.model_validate({"clients": [1, 6]})
+    live = plan.live.model_copy(update={"requests": 4})
+    asked = plan.model_copy(update={"workload": workload, "live": live})
+    race = server_sweep.race_plan(asked, OwnServer())
+    assert [load.requests for load in race.loads] == [6, 6]
+
+
 def test_a_mode_that_ends_in_the_race_has_a_row_that_says_so(plan, tmp_path, in_process):
     in_process.add("own K=2")
     result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine")

@@ -19,6 +19,7 @@ from specdec_core.evidence.server_choice import (
 from specdec_core.measure.comparison import FOLDS, folds
 from specdec_core.search.load.workload import LiveSettings, Load
 from specdec_core.servers.server import DraftFile, Mode, Models
+from specdec_core.servers.table import SERVERS
 from tests.load_result import REQUESTS, load_row, records
 from tests.own_server import OwnServer
 from tests.specdec_core.kinds import chain, configured
@@ -65,6 +66,14 @@ def test_configurations_become_modes_once_and_the_rest_is_named():
     assert joined(modes[:1], modes) == modes
     plugged = [SERVER.plug_in_mode(small(tokens), f"K={tokens}") for tokens in (2, 3, 2)]
     assert joined(modes, plugged) == [*modes, *plugged[:2]]
+
+
+def test_a_draft_that_the_server_cannot_load_is_named_with_the_reason():
+    drafts = {"head": DraftFile("org/head", "other", refused="org/head: no place for it")}
+    asked = [configured(chain(max_tokens=k) | {"draft": "head"}) for k in (2, 3)]
+    found = express(SERVERS["trtllm"], Models("org/target", drafts), asked)
+    assert (found.modes, found.left_out) == ({}, asked)
+    assert found.missing == ["draft head: org/head: no place for it"]
 
 
 def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):

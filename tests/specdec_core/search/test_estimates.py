@@ -184,3 +184,10 @@ def test_lookups_rest_where_a_server_can_be_told(replay):
             assert found == alone
         else:
             assert found.ranges == {1: alone, 8: None}
+
+
+def test_what_was_wanted_is_replayed_with_the_first_draft_of_its_own_pair(replay):
+    other = Models("org/target", {"other": DraftFile("org/other", "model"), **MODELS.drafts})
+    server, asked, times = SERVERS["vllm"], configured(SVIP), profile(0.001)
+    assert find_nearest(server, MODELS, asked, replay, times).share is not None
+    assert find_nearest(server, other, asked, replay, times).share is None  # it is not recorded

@@ -21,6 +21,7 @@ def chain(**settings):
 
 FIXED = chain(policy={"kind": "fixed", "max_tokens": [2, 4]})
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
+PEARL = {"kind": "pearl"}
 
 
 def write(folder, **content):
@@ -209,9 +210,9 @@ SAMPLINGS = {**LOOKUP, "sampling": {"temperature": [0.0, 0.7]}}
         ({"search": [chain(draft="huge")]}, "the pair has no draft 'huge' (it has: medium, small)"),
         ({"search": [SAMPLINGS]}, "a sweep compares configurations of one sampling"),
         ({"search": [BELOW]}, "search.0: drafter.policy.threshold: Input should be greater"),
-        ({"search": [{"drafter": {"kind": ["suffix", "tree"]}}]}, "kind: expected one, and an ent"),
+        ({"search": [{"drafter": {"kind": ["suffix", "tree"]}}]}, "search.0: drafter.kind: expect"),
         ({"search": [chain(policy={"kind": ["svip", "fixed"]})]}, "(got ['svip', 'fixed'])"),
-        ({"search": [ARMS]}, "kind: expected one, and an entry for each other"),
+        ({"search": [ARMS]}, "arms.0.kind: expected one, and an entry for each other"),
         ({"search": [CASCADE]}, "proposer.kind: expected one, and an entry for each other"),
         ({"search": []}, "search: nothing to search"),
         ({"search": "all"}, "search: "),
@@ -239,6 +240,18 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path):
     drafts = [[part.draft for part in own if hasattr(part, "draft")] for own in parts]
     once = [["medium"], ["small"]]
     assert drafts == [["medium"] * 2, ["small"] * 2, ["small"], *once, *once]
+
+
+def test_parts_that_an_entry_leaves_out_take_every_draft_of_the_pair():
+    hybrids = [{"drafter": {"kind": "hybrid", **more}} for more in ({}, {"otherwise": PEARL})]
+    plan = {"search": [*hybrids, LOOKUP], "cluster": {"draft": {"devices": 1}}}
+
+    def drafts(**pair):
+        found = Plan.model_validate({**plan, "pair": {"target": "x", **pair}}).resolve()
+        return [configuration.draft for configuration in found.configurations]
+
+    assert drafts(drafts={"a": "y", "b": "z"}) == ["a", "b", "a", "b", None]
+    assert drafts() == [None]
 
 
 def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path):

@@ -170,6 +170,7 @@ def test_lengths_are_compared_by_the_acceptance_of_one_server(tmp_path):
         ("a page\n<html>", "neither Prometheus text nor JSON lines"),
         ('{"usage": {}, "metrics": null}', "--per-request-spec-decode-metrics summary"),
         ('{"choices": []}', ":1: expected a response of vLLM"),
+        ('{"usage": {}, "metrics": [1]}', ":1: expected a response of vLLM"),
     ],
 )
 def test_a_file_that_tells_nothing_is_refused(tmp_path, text, message):

@@ -1,6 +1,7 @@
 """Each program gets an EAGLE head as it reads it, or none."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,12 +86,24 @@ def test_a_head_of_ours_is_written_for_those_that_read_it(tiny_pair, tmp_path, f
         ("trtllm", "LlamaForCausalLMEagle3"),
     ):
         draft = head_file(tiny_pair, tmp_path / "head", server)
-        assert draft.kind == "eagle3"
+        assert (draft.kind, draft.layers) == ("eagle3", (1,))
         config = json.loads((Path(draft.place) / "config.json").read_text())
         assert config["architectures"] == [architecture]
         assert "fc.weight" in load_file(Path(draft.place) / "model.safetensors")  # not packed
-    assert head_file(tiny_pair, Path(draft.place), "sglang").place == draft.place
+    assert head_file(tiny_pair, Path(draft.place), "sglang") == draft  # as it is
     assert head_file(tiny_pair, tmp_path / "head", "transformers").kind == "other"
+
+
+def test_a_head_is_written_without_the_targets_weights(tiny_pair, tmp_path):
+    save_head_of(tiny_pair, tmp_path / "head", feature_layers=(1,))
+    shutil.copytree(tiny_pair.spec.target, tmp_path / "target")
+    for weights in (tmp_path / "target").glob("*.safetensors"):
+        weights.unlink()
+    models = {"target": str(tmp_path / "target"), "drafts": {"head": str(tmp_path / "head")}}
+    spec = tiny_pair.spec.model_copy(update=models)
+    for server in ("vllm", "sglang", "llama_cpp"):
+        head = models_of(spec, SERVERS[server]).drafts["head"]
+        assert (head.kind, head.refused) == ("eagle3", None)
 
 
 def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair, tmp_path):

@@ -18,7 +18,7 @@ MODELS = Models(
     "org/target",
     {
         "small": DraftFile("org/small", "model"),
-        "head": DraftFile("org/head", "eagle3"),
+        "head": DraftFile("org/head", "eagle3", layers=(1, 2, 5)),
         "first": DraftFile("org/first", "eagle"),
         "tiny": DraftFile("org/tiny", "other"),
         "padded": DraftFile("org/padded", "model", padded=True),
@@ -68,6 +68,7 @@ def resting(*drafters):
 PADDED, EARLIEST = {"draft": "padded"}, {"occurrence": "earliest"}
 BY_BATCH = "num_speculative_tokens_per_batch_size"
 MOST = "max_concurrency"
+CAPTURED = "eagle3_layers_to_capture"
 NODES = "speculative-num-draft-tokens"
 DEPTH = "suffix_decoding_max_tree_depth"
 STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
@@ -100,13 +101,19 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", CHAIN, {"decoding_type": "Draft_Target", MOST: None}),
         ("trtllm", BY_LOAD, {"draft_len_schedule": {7: 5, 15: 2}}),
         ("trtllm", HYBRID, {"sa_config": {"threshold": 3}}),
+        ("trtllm", HYBRID | {"lookup": SUFFIX | {"min_match": 5}}, {"sa_config": {"threshold": 5}}),
         ("trtllm", TREE, {"max_total_draft_tokens": 8}),
+        # The outputs of the layers before those that the head reads the inputs of.
+        *(("trtllm", d, {CAPTURED: [0, 1, 4]}) for d in (EAGLE, TREE, HYBRID)),
+        ("trtllm", CHAIN, {CAPTURED: None}),
         ("trtllm", LOOKUP, {"is_use_oldest": False}),
         ("trtllm", LOOKUP | EARLIEST, {"is_use_oldest": True}),
         *(("trtllm", resting(d, d, None, None), {MOST: 8}) for d in (CHAIN, LOOKUP, TREE)),
         ("trtllm", by_load(CHAIN, {1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
         ("llama_cpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
         ("llama_cpp", CHAIN, {"spec-type": "draft-simple"}),
+        ("llama_cpp", CHAIN, {"spec-draft-sampling": "probabilistic"}),
+        ("llama_cpp", EAGLE, {"spec-draft-sampling": None}),  # it draws no tokens of heads
         ("llama_cpp", EAGLE, {"spec-type": "draft-eagle3", "spec-draft-model": "org/head"}),
         ("llama_cpp", TRIGRAM, {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3}),
         ("llama_cpp", TRIGRAM | EARLIEST, {"spec-type": "ngram-map-k"}),
@@ -137,6 +144,8 @@ def test_a_drafter_has_these_settings(server, drafter, some):
         ("trtllm", EAGLE | {"draft": "first"}),
         ("trtllm", LOOKUP | {"min_ngram": 2}),
         ("trtllm", SUFFIX | {"min_match": 2}),
+        ("trtllm", SUFFIX | {"memory": "all"}),
+        ("trtllm", HYBRID | {"lookup": SHARED}),
         ("trtllm", TREE | {"keep": 13}),  # more than 3 · 4
         ("trtllm", TREE | {"keep": 3}),  # fewer than its levels
         ("trtllm", by_load(CHAIN, {1: 2, 4: 5})),  # the first length has to be the longest
@@ -160,6 +169,7 @@ def test_a_drafter_has_no_counterpart(server, drafter):
         ("vllm", CHAIN | PADDED, "numbers of logits"),
         ("trtllm", SUFFIX, "earliest occurrence"),
         ("trtllm", HYBRID, "earliest occurrence"),
+        ("llama_cpp", CONFIDENCE, "among the ten likeliest"),
     ],
 )
 def test_a_remark_names_the_difference(server, drafter, remark):
