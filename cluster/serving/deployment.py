@@ -61,10 +61,11 @@ class CompletionServer:
 def check_start(start: Start) -> None:
     """Check, before anything is started, that the pair can be loaded, has the configuration's
     drafts and, for asynchronous drafting, a device for them, and that the machine has the cores. If
-    another program runs the target, its architecture is not checked. Raises :class:`UserError`."""
+    another program runs the target, neither its architecture nor its split is checked. Raises
+    :class:`UserError`."""
     pair, configuration = start.deployment.pair, start.deployment.configuration
     check_pair(pair, served=start.engine is not None)
-    check_models(pair, configuration, start.placement)
+    check_models(pair, configuration, start.placement if start.engine is None else None)
     check_cores(start.cores, start.replicas)
 
 

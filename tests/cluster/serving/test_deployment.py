@@ -1,5 +1,7 @@
 """A deployment serves what one engine writes."""
 
+from dataclasses import replace
+
 import grpc
 import httpx
 import openai
@@ -123,3 +125,11 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         check(missing, FOUR)
+
+
+def test_the_limits_of_this_librarys_splits_are_not_another_programs(tiny_spec):
+    placement = Placement.model_validate({"target": {"devices": 3, "split": "heads"}})
+    start = Start(deployment.deployment_of(tiny_spec, FOUR), placement=placement)
+    with pytest.raises(UserError, match="cannot be split evenly among 3 devices"):
+        deployment.check_start(start)
+    deployment.check_start(replace(start, engine="vllm"))
