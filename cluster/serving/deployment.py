@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from cluster.autoscaling import comes
 from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation, url_of
 from cluster.serving.external.app import ExternalService, build_external_app
@@ -85,17 +86,20 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
 
 
 def check_room(start: Start) -> None:
-    """Raises :class:`UserError` where the cluster has no room for the replicas."""
+    """Raises :class:`UserError` where the cluster has no room for the replicas, and its autoscaler
+    makes none."""
     if start.placement is not None and start.engine is None:
         return
-    most = room(start.needs)
-    each = " and ".join(f"{count:g} {kind}" for kind, count in start.needs.items() if count)
-    if start.engine is not None and not most:  # all are on one node
+    needs = start.needs
+    most, asked = room(needs), 1 if start.engine is not None else start.replicas
+    if most >= asked or comes(needs["CPU"], needs["GPU"], asked):
+        return
+    each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
+    if start.engine is not None:  # all are on one node
         raise UserError(f"--engine {start.engine}: no node of the cluster has {each}")
-    if start.engine is None and most < start.replicas:
-        raise UserError(
-            f"--replicas {start.replicas}: the cluster has room for {most}, as each takes {each}"
-        )
+    raise UserError(
+        f"--replicas {start.replicas}: the cluster has room for {most}, as each takes {each}"
+    )
 
 
 def check_cores(cores: Sequence[int], replicas: int) -> None:

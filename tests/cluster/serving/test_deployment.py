@@ -133,3 +133,22 @@ def test_the_limits_of_this_librarys_splits_are_not_another_programs(tiny_spec):
     with pytest.raises(UserError, match="cannot be split evenly among 3 devices"):
         deployment.check_start(start)
     deployment.check_start(replace(start, engine="vllm"))
+
+
+@pytest.mark.parametrize("engine", [None, "vllm"])
+def test_replicas_that_the_autoscaler_makes_room_for_are_not_refused(
+    ray_running, tiny_spec, monkeypatch, engine
+):
+    start = Start(deployment.deployment_of(tiny_spec, FOUR), replicas=1000, engine=engine)
+    asked: list[tuple[float, float, int]] = []
+
+    def comes(*needs):
+        asked.append(needs)
+        return len(asked) == 1
+
+    monkeypatch.setattr(deployment, "comes", comes)
+    deployment.check_room(start)
+    [(cores, _, processes)] = asked
+    assert cores * processes == 1000 * tiny_spec.runner.threads
+    with pytest.raises(UserError, match="the cluster"):
+        deployment.check_room(start)
