@@ -204,12 +204,12 @@ def serving(
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
+        check_room(start)  # nodes may be added for it
         start = replace(start, operation=new_operation(port))
         connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
         # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
         listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
         bound = _bound(start, listener, drain)
-        check_room(start)
         # Another server on this cluster is another application; one that listens itself has no
         # route of Ray Serve's proxy.
         name, route = f"specdec-{port}", "/" if listener is None else None

@@ -152,3 +152,24 @@ def test_replicas_that_the_autoscaler_makes_room_for_are_not_refused(
     assert cores * processes == 1000 * tiny_spec.runner.threads
     with pytest.raises(UserError, match="the cluster"):
         deployment.check_room(start)
+
+
+def test_nodes_that_are_added_for_a_server_count_where_it_listens(
+    ray_running, tiny_spec, monkeypatch
+):
+    nodes, started = ["head"], []
+    monkeypatch.setattr(deployment, "alive_nodes", lambda: nodes)
+    monkeypatch.setattr(deployment, "check_room", lambda _: nodes.append("added"))
+
+    def start(**options):
+        started.append(options["proxy_location"])
+        raise TimeoutError("nothing is started here")
+
+    monkeypatch.setattr(deployment.serve, "start", start)
+    served = Start(deployment.deployment_of(tiny_spec, FOUR))
+    with (
+        pytest.raises(UserError, match="nothing is started here"),
+        deployment.serving(served, port=free_port()),
+    ):
+        pass
+    assert started == ["HeadOnly"]
