@@ -203,16 +203,21 @@ def serving(
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    # Another server on this cluster is another application.
+    name = f"specdec-{port}"
     with ray_session():
+        if name in serve.status().applications:  # Ray Serve would replace it
+            raise UserError(
+                f"--port {port}: the cluster has a server at this port already; stop it, or what is"
+                " left of it by `serve shutdown`, or take another port"
+            )
         check_room(start)  # nodes may be added for it
         start = replace(start, operation=new_operation(port))
         connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
         # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
         listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
         bound = _bound(start, listener, drain)
-        # Another server on this cluster is another application; one that listens itself has no
-        # route of Ray Serve's proxy.
-        name, route = f"specdec-{port}", "/" if listener is None else None
+        route = "/" if listener is None else None  # of Ray Serve's proxy
         try:
             if listener is not None:
                 serve.start(proxy_location="Disabled")

@@ -1,6 +1,7 @@
 """A deployment serves what one engine writes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import httpx
@@ -173,3 +174,17 @@ def test_nodes_that_are_added_for_a_server_count_where_it_listens(
     ):
         pass
     assert started == ["HeadOnly"]
+
+
+def test_a_server_that_the_cluster_has_at_the_port_is_not_replaced(
+    ray_running, bare_home, tiny_spec, monkeypatch
+):
+    port = free_port()
+    there = SimpleNamespace(applications={f"specdec-{port}": "running"})
+    monkeypatch.setattr(deployment.serve, "status", lambda: there)
+    start = Start(deployment.deployment_of(tiny_spec, FOUR))
+    with (
+        pytest.raises(UserError, match=f"--port {port}: the cluster has a server"),
+        deployment.serving(start, port=port),
+    ):
+        pass
