@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.exceptions import RayServeException
+from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
 
 from cluster.autoscaling import comes
 from cluster.placed_engine import check_models
@@ -218,20 +219,11 @@ def serving(
         listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
         bound = _bound(start, listener, drain)
         route = "/" if listener is None else None  # of Ray Serve's proxy
-        try:
-            if listener is not None:
-                serve.start(proxy_location="Disabled")
-            else:
-                listening = {"host": host, "port": port, **(tls.options if tls else {})}
-                serve.start(proxy_location="HeadOnly", http_options=listening)
-        except TimeoutError as error:
-            raise UserError(f"the server did not start: {error}") from None
+        options = {"host": host, "port": port, **(tls.options if tls else {})}
+        start_serve(HTTPOptions.model_validate(options) if listener is None else None)
         try:
             try:
                 serve.run(bound, name=name, route_prefix=route)
-            except RayServeException as error:  # as where another server has Ray Serve's proxy
-                reason = getattr(error, "cause", error)  # without Ray's traceback
-                raise UserError(f"the server did not start: {reason}") from None
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure(name)}") from None
             url = url_of(host, port, tls is not None)
@@ -241,6 +233,32 @@ def serving(
         finally:
             check_alive()  # else Ray Serve would be waited for in vain
             serve.delete(name)
+
+
+def start_serve(listening: HTTPOptions | None) -> None:
+    """Start Ray Serve, with a proxy that listens like this or, for None, without one. Ray Serve
+    that runs already would keep its proxy, so it is ended first where it has no applications.
+    Raises :class:`UserError` where they have another proxy, or all paths of this one."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        there = client.get_serve_details()
+        applications, proxies = there["applications"], there["proxies"]
+        if not applications and (listening is not None or proxies):
+            serve.shutdown()
+        elif applications and listening is not None:
+            names = ("host", "port", "ssl_certfile", "ssl_keyfile")
+            same = all(getattr(client.http_config, n) == getattr(listening, n) for n in names)
+            whole = any(each.get("route_prefix") == "/" for each in applications.values())
+            if whole or not (proxies and same):
+                raise UserError(
+                    "on several nodes Ray Serve's proxy listens for one server, at one address;"
+                    f" stop what the cluster has now: {', '.join(applications)}"
+                )
+    try:
+        location = "Disabled" if listening is None else "HeadOnly"
+        serve.start(proxy_location=location, http_options=listening)
+    except TimeoutError as error:
+        raise UserError(f"the server did not start: {error}") from None
 
 
 def _failure(name: str) -> str:

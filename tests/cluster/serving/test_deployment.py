@@ -158,22 +158,22 @@ def test_replicas_that_the_autoscaler_makes_room_for_are_not_refused(
 def test_nodes_that_are_added_for_a_server_count_where_it_listens(
     ray_running, tiny_spec, monkeypatch
 ):
-    nodes, started = ["head"], []
+    nodes, listening = ["head"], []
     monkeypatch.setattr(deployment, "alive_nodes", lambda: nodes)
     monkeypatch.setattr(deployment, "check_room", lambda _: nodes.append("added"))
 
-    def start(**options):
-        started.append(options["proxy_location"])
-        raise TimeoutError("nothing is started here")
+    def start_serve(options):
+        listening.append(options)
+        raise UserError("nothing is started here")
 
-    monkeypatch.setattr(deployment.serve, "start", start)
-    served = Start(deployment.deployment_of(tiny_spec, FOUR))
+    monkeypatch.setattr(deployment, "start_serve", start_serve)
+    start, port = Start(deployment.deployment_of(tiny_spec, FOUR)), free_port()
     with (
         pytest.raises(UserError, match="nothing is started here"),
-        deployment.serving(served, port=free_port()),
+        deployment.serving(start, port=port),
     ):
         pass
-    assert started == ["HeadOnly"]
+    assert [options.port for options in listening] == [port]
 
 
 def test_a_server_that_the_cluster_has_at_the_port_is_not_replaced(
