@@ -30,7 +30,7 @@ from specdec_core.servers.completions import refusal
 TOKEN = "SPECDEC_DEPLOY_TOKEN"  # the token of a server of a Serve config file
 _PORTS = {"http": 80, "https": 443}  # that an address may leave out
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
-_ANSWER = 5.0  # seconds that an answer may take to come back
+_STOPPING = 1.0  # seconds until a server that stops is left to finish its requests
 
 
 class Refusal(UserError):
@@ -71,9 +71,10 @@ class RunningServer(Value):
         return self._post(ROLL_BACK, "")
 
     def stop(self, drain: float) -> None:
-        """Have it take no more requests, and wait until its running requests have ended, for at
-        most `drain` seconds. Raises :class:`UserError` where it does not answer."""
-        self._answer("POST", f"{STOP}?drain={drain}", timeout=drain + _ANSWER)
+        """Have it take no more requests, and break off the running ones after `drain` seconds.
+        Raises :class:`UserError` where it does not answer, also where some still run after a
+        second: `ray job stop` leaves its command three, in which that ends the server, too."""
+        self._answer("POST", f"{STOP}?drain={drain}", timeout=_STOPPING)
 
     def health(self) -> dict[str, Any]:
         """Its `/health`."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 
 from fastapi import FastAPI
 from ray import serve
@@ -37,6 +38,7 @@ from specdec_core.models.pair import check_pair
 
 _LOOK = 0.1  # seconds between checks whether the server has drained
 _CLOSING = 1.0  # seconds in which a server that has drained ends
+_ENDING = 60.0  # seconds that Ray Serve may take for that, on a busy machine
 REFUSALS = 64  # requests beyond the queue, which are being refused
 
 
@@ -232,7 +234,7 @@ def serving(
                 yield url
         finally:
             check_alive()  # else Ray Serve would be waited for in vain
-            serve.delete(name)
+            _end(name, drain)
 
 
 def start_serve(listening: HTTPOptions | None) -> None:
@@ -259,6 +261,15 @@ def start_serve(listening: HTTPOptions | None) -> None:
         serve.start(proxy_location=location, http_options=listening)
     except TimeoutError as error:
         raise UserError(f"the server did not start: {error}") from None
+
+
+def _end(name: str, drain: float) -> None:
+    """Have Ray Serve end the application, also should this process be killed meanwhile, and wait
+    until it has. Ray Serve's own wait is a minute, in which running requests may not end."""
+    serve.delete(name, _blocking=False)
+    latest = monotonic() + drain + _ENDING
+    while name in serve.status().applications and monotonic() < latest:
+        sleep(_LOOK)
 
 
 def _failure(name: str) -> str:

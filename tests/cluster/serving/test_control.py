@@ -7,7 +7,14 @@ import pytest
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from cluster.serving import control
-from cluster.serving.control import Refusal, announced, find_server, new_operation, url_of
+from cluster.serving.control import (
+    Refusal,
+    RunningServer,
+    announced,
+    find_server,
+    new_operation,
+    url_of,
+)
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import OPERATE
@@ -18,6 +25,7 @@ from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.servers.process import running
 from tests.cluster.serving.http.events import client_of
+from tests.commands import wait_until
 from tests.configurations import LOOKUP
 from tests.local_server import LocalServer, server_of, service_of
 
@@ -182,6 +190,29 @@ def test_what_fails_for_now_is_told_from_a_refusal(bare_home, url, tiny_spec, mo
         assert server.deploy(elsewhere) == deployment.as_here()
     here = weights_here(tiny_spec, [LOOKUP])
     assert [each.weights for each in taken] == [here, here]
+
+
+class LongAnswer:
+    """What a server knows of a request that it answers."""
+
+    ends: float | None = None
+
+    def reschedule(self, at):
+        self.ends = at
+
+
+def test_a_stop_does_not_wait_for_long_answers(tiny_pair, monkeypatch):
+    """`ray job stop` would kill the command before it has told Ray Serve that the server ends."""
+    monkeypatch.setattr(control, "_STOPPING", 0.2)
+    service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
+    answer = LongAnswer()
+    service.stopping.running.add(answer)
+    with running(server_of(service)) as url:
+        with pytest.raises(UserError, match="no server answers there"):
+            RunningServer(url=url, token=TOKEN).stop(1000)
+        wait_until(lambda: answer.ends)
+        assert answer.ends == service.stopping.until  # it has its time all the same
+        service.stopping.running.clear()
 
 
 @pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])
