@@ -19,7 +19,7 @@ ANSWER = 30.0  # seconds in which an autoscaler begins to start nodes; it looks 
 START = 1800.0  # seconds that nodes may take, with their machines and images
 TELL = 60.0  # seconds between two lines of progress
 
-_answers: dict[tuple[str, float, float], bool] = {}  # by cluster, CPU cores and GPUs
+_answers: dict[tuple[str, float, float, int], bool] = {}  # by cluster and what was asked for
 
 
 def autoscaled() -> bool:
@@ -45,15 +45,15 @@ def wait_for(group: PlacementGroup, seconds: float) -> bool:
     return True
 
 
-def comes(cores: float, gpus: float = 0) -> bool:
-    """Whether the autoscaler adds a node with so many CPU cores and GPUs; waits until the node has
-    started. The answer is kept."""
-    key = str(ray.get_runtime_context().gcs_address), cores, gpus
+def comes(cores: float, gpus: float = 0, processes: int = 1) -> bool:
+    """Whether the autoscaler adds nodes for processes with so many CPU cores and GPUs each; waits
+    until the nodes have started. The answer is kept."""
+    key = str(ray.get_runtime_context().gcs_address), cores, gpus, processes
     if key not in _answers:
         _answers[key] = False
         if autoscaled():
             needs = {"CPU": cores, "GPU": gpus}
-            group = placement_group([{name: n for name, n in needs.items() if n}])
+            group = placement_group([{name: n for name, n in needs.items() if n}] * processes)
             _answers[key] = wait_for(group, 0)
             remove_placement_group(group)
     return _answers[key]

@@ -312,7 +312,7 @@ def main(
                     wait_for_stop(check_alive)
                 finally:
                     _end_within(drain + ENDING)
-                    with suppress(UserError):  # it is gone already
+                    with suppress(UserError):  # it is gone already, or some answers take longer
                         running.stop(drain)
     except KeyboardInterrupt:
         pass

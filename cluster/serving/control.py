@@ -1,7 +1,8 @@
 """Operating a running server.
 
 A server leaves its address and a token in the workspace, in a file that only its user can read. The
-token permits to replace what is served, and to stop the server.
+token permits to replace what is served, and to stop the server. Machines may share a workspace, and
+each knows its own servers alone: 127.0.0.1 is another server's address elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import httpx
@@ -28,7 +30,7 @@ from specdec_core.servers.completions import refusal
 TOKEN = "SPECDEC_DEPLOY_TOKEN"  # the token of a server of a Serve config file
 _PORTS = {"http": 80, "https": 443}  # that an address may leave out
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
-_ANSWER = 5.0  # seconds that an answer may take to come back
+_STOPPING = 1.0  # seconds until a server that stops is left to finish its requests
 
 
 class Refusal(UserError):
@@ -69,9 +71,10 @@ class RunningServer(Value):
         return self._post(ROLL_BACK, "")
 
     def stop(self, drain: float) -> None:
-        """Have it take no more requests, and wait until its running requests have ended, for at
-        most `drain` seconds. Raises :class:`UserError` where it does not answer."""
-        self._answer("POST", f"{STOP}?drain={drain}", timeout=drain + _ANSWER)
+        """Have it take no more requests, and break off the running ones after `drain` seconds.
+        Raises :class:`UserError` where it does not answer, also where some still run after a
+        second: `ray job stop` leaves its command three, in which that ends the server, too."""
+        self._answer("POST", f"{STOP}?drain={drain}", timeout=_STOPPING)
 
     def health(self) -> dict[str, Any]:
         """Its `/health`."""
@@ -121,10 +124,11 @@ def announced(
     certificate: Path | None = None,
     engine: str | None = None,
 ) -> Iterator[None]:
-    """Other processes of the user can find and operate the server at `url` during the block."""
+    """Other processes of the user on this machine can find and operate the server at `url` during
+    the block."""
     url, token = _from_here(url), operation.token or ""
     address = httpx.URL(url)
-    path = _folder() / f"{address.port or _PORTS[address.scheme]}.json"
+    path = _folder() / f"{address.port or _PORTS[address.scheme]}{_here()}"
     with atomic_path(path, mode=0o600) as temporary:
         own = None if certificate is None else own_certificate(certificate)
         server = RunningServer(url=url, token=token, pair=pair, certificate=own, engine=engine)
@@ -138,15 +142,15 @@ def announced(
 
 
 def new_operation(port: int) -> Operation:
-    """For a server that starts at this port: a new token, and nothing deployed."""
-    deployed = _folder() / f"{port}.deployed"
-    deployed.unlink(missing_ok=True)
+    """For a server that starts at this port: a new token, and nothing deployed. The file has a name
+    of its own, as an earlier server may have left one where this server's process will run."""
+    deployed = _folder() / f"{port}-{secrets.token_hex(4)}.deployed"
     return Operation(secrets.token_urlsafe(32), deployed)
 
 
 def find_server(url: str | None = None) -> RunningServer:
-    """The server of this workspace at `url`, or its only server; otherwise a server at `url` with
-    the token in the environment. Raises :class:`UserError`."""
+    """This machine's server of this workspace at `url`, or its only server; otherwise a server at
+    `url` with the token in the environment. Raises :class:`UserError`."""
     found = list(_servers())
     if url is not None:
         wanted = _from_here(url.rstrip("/"))
@@ -157,7 +161,8 @@ def find_server(url: str | None = None) -> RunningServer:
     if not found:
         where = f" at {url}" if url else ""
         raise UserError(
-            f"no server of this workspace{where} ({_folder()}); `specdec serve` starts one"
+            f"no server of this workspace{where} on this machine ({_folder()});"
+            " `specdec serve` starts one"
         )
     if len(found) > 1:
         known = ", ".join(server.url for server in found)
@@ -186,7 +191,12 @@ def _folder() -> Path:
     return workspace() / "servers"
 
 
+def _here() -> str:
+    """The end of the names of this machine's files."""
+    return f"@{gethostname()}.json"
+
+
 def _servers() -> Iterator[RunningServer]:
-    for file in sorted(_folder().glob("*.json")):
+    for file in sorted(_folder().glob(f"*{_here()}")):
         with suppress(FileNotFoundError):  # the server has just stopped
             yield parse_json(RunningServer, file.read_bytes(), str(file))

@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.exceptions import RayServeException
+from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
 
+from cluster.autoscaling import comes
 from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation, url_of
 from cluster.serving.external.app import ExternalService, build_external_app
@@ -35,6 +38,7 @@ from specdec_core.models.pair import check_pair
 
 _LOOK = 0.1  # seconds between checks whether the server has drained
 _CLOSING = 1.0  # seconds in which a server that has drained ends
+_ENDING = 60.0  # seconds that Ray Serve may take for that, on a busy machine
 REFUSALS = 64  # requests beyond the queue, which are being refused
 
 
@@ -61,10 +65,11 @@ class CompletionServer:
 def check_start(start: Start) -> None:
     """Check, before anything is started, that the pair can be loaded, has the configuration's
     drafts and, for asynchronous drafting, a device for them, and that the machine has the cores. If
-    another program runs the target, its architecture is not checked. Raises :class:`UserError`."""
+    another program runs the target, neither its architecture nor its split is checked. Raises
+    :class:`UserError`."""
     pair, configuration = start.deployment.pair, start.deployment.configuration
     check_pair(pair, served=start.engine is not None)
-    check_models(pair, configuration, start.placement)
+    check_models(pair, configuration, start.placement if start.engine is None else None)
     check_cores(start.cores, start.replicas)
 
 
@@ -84,17 +89,20 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
 
 
 def check_room(start: Start) -> None:
-    """Raises :class:`UserError` where the cluster has no room for the replicas."""
+    """Raises :class:`UserError` where the cluster has no room for the replicas, and its autoscaler
+    makes none."""
     if start.placement is not None and start.engine is None:
         return
-    most = room(start.needs)
-    each = " and ".join(f"{count:g} {kind}" for kind, count in start.needs.items() if count)
-    if start.engine is not None and not most:  # all are on one node
+    needs = start.needs
+    most, asked = room(needs), 1 if start.engine is not None else start.replicas
+    if most >= asked or comes(needs["CPU"], needs["GPU"], asked):
+        return
+    each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
+    if start.engine is not None:  # all are on one node
         raise UserError(f"--engine {start.engine}: no node of the cluster has {each}")
-    if start.engine is None and most < start.replicas:
-        raise UserError(
-            f"--replicas {start.replicas}: the cluster has room for {most}, as each takes {each}"
-        )
+    raise UserError(
+        f"--replicas {start.replicas}: the cluster has room for {most}, as each takes {each}"
+    )
 
 
 def check_cores(cores: Sequence[int], replicas: int) -> None:
@@ -198,30 +206,26 @@ def serving(
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    # Another server on this cluster is another application.
+    name = f"specdec-{port}"
     with ray_session():
+        if name in serve.status().applications:  # Ray Serve would replace it
+            raise UserError(
+                f"--port {port}: the cluster has a server at this port already; stop it, or what is"
+                " left of it by `serve shutdown`, or take another port"
+            )
+        check_room(start)  # nodes may be added for it
         start = replace(start, operation=new_operation(port))
         connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
         # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
         listener = None if len(alive_nodes()) > 1 else Listener(host, port, tls, drain, connections)
         bound = _bound(start, listener, drain)
-        check_room(start)
-        # Another server on this cluster is another application; one that listens itself has no
-        # route of Ray Serve's proxy.
-        name, route = f"specdec-{port}", "/" if listener is None else None
-        try:
-            if listener is not None:
-                serve.start(proxy_location="Disabled")
-            else:
-                listening = {"host": host, "port": port, **(tls.options if tls else {})}
-                serve.start(proxy_location="HeadOnly", http_options=listening)
-        except TimeoutError as error:
-            raise UserError(f"the server did not start: {error}") from None
+        route = "/" if listener is None else None  # of Ray Serve's proxy
+        options = {"host": host, "port": port, **(tls.options if tls else {})}
+        start_serve(HTTPOptions.model_validate(options) if listener is None else None)
         try:
             try:
                 serve.run(bound, name=name, route_prefix=route)
-            except RayServeException as error:  # as where another server has Ray Serve's proxy
-                reason = getattr(error, "cause", error)  # without Ray's traceback
-                raise UserError(f"the server did not start: {reason}") from None
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure(name)}") from None
             url = url_of(host, port, tls is not None)
@@ -230,7 +234,42 @@ def serving(
                 yield url
         finally:
             check_alive()  # else Ray Serve would be waited for in vain
-            serve.delete(name)
+            _end(name, drain)
+
+
+def start_serve(listening: HTTPOptions | None) -> None:
+    """Start Ray Serve, with a proxy that listens like this or, for None, without one. Ray Serve
+    that runs already would keep its proxy, so it is ended first where it has no applications.
+    Raises :class:`UserError` where they have another proxy, or all paths of this one."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        there = client.get_serve_details()
+        applications, proxies = there["applications"], there["proxies"]
+        if not applications and (listening is not None or proxies):
+            serve.shutdown()
+        elif applications and listening is not None:
+            names = ("host", "port", "ssl_certfile", "ssl_keyfile")
+            same = all(getattr(client.http_config, n) == getattr(listening, n) for n in names)
+            whole = any(each.get("route_prefix") == "/" for each in applications.values())
+            if whole or not (proxies and same):
+                raise UserError(
+                    "on several nodes Ray Serve's proxy listens for one server, at one address;"
+                    f" stop what the cluster has now: {', '.join(applications)}"
+                )
+    try:
+        location = "Disabled" if listening is None else "HeadOnly"
+        serve.start(proxy_location=location, http_options=listening)
+    except TimeoutError as error:
+        raise UserError(f"the server did not start: {error}") from None
+
+
+def _end(name: str, drain: float) -> None:
+    """Have Ray Serve end the application, also should this process be killed meanwhile, and wait
+    until it has. Ray Serve's own wait is a minute, in which running requests may not end."""
+    serve.delete(name, _blocking=False)
+    latest = monotonic() + drain + _ENDING
+    while name in serve.status().applications and monotonic() < latest:
+        sleep(_LOOK)
 
 
 def _failure(name: str) -> str:

@@ -98,7 +98,8 @@ class Start:
 
     def _loaded(self, load: Callable[..., S]) -> list[S]:
         """The engines of all replicas, which `load` makes side by side."""
-        deployment = self.operation.last() or self.deployment
+        # Ray Serve may start this process again, after files were overwritten.
+        deployment = (self.operation.last() or self.deployment).as_here()
         with ThreadPoolExecutor(self.replicas) as pool:
             return [*pool.map(partial(load, deployment=deployment), range(self.replicas))]
 

@@ -29,15 +29,11 @@ from specdec_core.models.supported import check_causal
 
 def check_target(spec: PairSpec, target: TargetPlacement) -> None:
     """Refuse, in one line, a placement that the pair's target does not allow."""
-    check_split(load_config(spec.target), spec.target, target.split, target.devices)
-
-
-def check_split(config: Any, name: str, split: str, parts: int) -> None:
-    """Refuse, in one line, a split that the model does not allow."""
-    config = config.get_text_config(decoder=True)
+    name, parts = spec.target, target.devices
+    config: Any = load_config(name).get_text_config(decoder=True)
     if parts == 1:
         return
-    if split == "layers":
+    if target.split == "layers":
         if parts > config.num_hidden_layers:
             raise UserError(
                 f"{name}: target.devices: {parts} asked for, but the model has only"

@@ -16,6 +16,7 @@ import pytest
 import ray
 import ray.serve
 import yaml
+from ray.serve.config import HTTPOptions
 
 from cluster.serving import control, deployment, drift
 from cluster.serving.control import Refusal, RunningServer, announced, find_server
@@ -114,6 +115,28 @@ def test_the_rayservices_application_serves_a_draft_beside_the_target(tiny_pair,
         for answer, prompt in zip(answers, ("def main(", "import", "def main("), strict=True):
             (expected,) = engine.generate([Request("", engine.encode(prompt), 60)])
             assert answer.choices[0].text == expected.text
+    finally:
+        ray.serve.shutdown()
+
+
+def test_ray_serves_proxy_listens_where_the_server_is_started_and_for_it_alone():
+    """Ray Serve itself keeps the address that it was started with."""
+
+    @ray.serve.deployment(ray_actor_options={"num_cpus": 0})
+    class Earlier:
+        def __call__(self):
+            return "earlier"
+
+    first, second = (HTTPOptions(host="127.0.0.1", port=free_port()) for _ in range(2))
+    try:
+        deployment.start_serve(first)
+        ray.serve.run(Earlier.bind(), name="earlier", route_prefix="/")
+        for taken in (first, second):
+            with pytest.raises(UserError, match=r"stop what the cluster has now: earlier"):
+                deployment.start_serve(taken)
+        ray.serve.delete("earlier")
+        deployment.start_serve(second)
+        assert httpx.get(f"http://127.0.0.1:{second.port}/-/routes", trust_env=False).status_code
     finally:
         ray.serve.shutdown()
 

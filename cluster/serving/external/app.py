@@ -251,7 +251,7 @@ async def _asked(
     headers.append(("authorization", f"Bearer {server.key}"))
     query = f"?{request.url.query}" if request.url.query else ""
     url = URL(f"{server.url}{quote(request.scope['path'])}{query}", encoded=True)
-    if not server.running:
+    if server.running == server.delivering:
         server.worked = monotonic()
     server.running += 1
     try:
@@ -270,7 +270,12 @@ async def _asked(
                 if first:
                     service.metrics.first.observe(perf_counter() - began)
                     first = False
-                yield chunk
+                server.delivering += 1
+                try:
+                    yield chunk
+                finally:
+                    server.delivering -= 1
+                    server.worked = monotonic()
         reason = "stop" if answer.ok else "refused"
     except aiohttp.InvalidURL:
         reason = "refused"

@@ -107,10 +107,11 @@ class Program:
 
 class ExternalServer(Served):
     """A deployment in a server of `program`, the replica `name`'s. `running` requests pass through
-    it. Its process does not answer before :meth:`start`."""
+    it, of which `delivering` wait for their client to read. Its process does not answer before
+    :meth:`start`."""
 
     elsewhere = True
-    running = 0
+    running = delivering = 0
 
     def __init__(self, name: str, program: Program, deployment: Deployment) -> None:
         super().__init__(deployment)
@@ -221,8 +222,9 @@ class ExternalServer(Served):
 
     @property
     def idle(self) -> float:
-        """Seconds without work for its requests; 0 without requests."""
-        return monotonic() - self.worked if self.running else 0.0
+        """Seconds without work for its requests; 0 where none waits for it. A program cannot go on
+        with an answer that its client does not read."""
+        return monotonic() - self.worked if self.running > self.delivering else 0.0
 
     # What is served, and its end.
 

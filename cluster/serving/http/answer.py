@@ -51,12 +51,12 @@ async def respond(
     not done on the event loop. Raises :class:`ApiError`."""
     service.check_model(body.model)
     quick = request.small and body.model_fields_set.isdisjoint(_SLOW)
+    account: Account = getattr(request.state, ACCOUNT)
     try:
         prepared = await run(answer, service, body, quick=quick)
+        return await while_connected(request, prepared.respond(account))
     except ApiError as error:
         raise error.named(body.names) from None
-    account: Account = getattr(request.state, ACCOUNT)
-    return await while_connected(request, prepared.respond(account))
 
 
 async def while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T | Response:

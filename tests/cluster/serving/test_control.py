@@ -1,11 +1,20 @@
 """Who has a server's token may replace what it serves, and nobody else."""
 
+from socket import gethostname
+
 import httpx
 import pytest
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from cluster.serving import control
-from cluster.serving.control import Refusal, announced, find_server, url_of
+from cluster.serving.control import (
+    Refusal,
+    RunningServer,
+    announced,
+    find_server,
+    new_operation,
+    url_of,
+)
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import OPERATE
@@ -16,6 +25,7 @@ from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.servers.process import running
 from tests.cluster.serving.http.events import client_of
+from tests.commands import wait_until
 from tests.configurations import LOOKUP
 from tests.local_server import LocalServer, server_of, service_of
 
@@ -48,9 +58,10 @@ def test_a_running_server_is_found_by_its_user_alone(bare_home, tiny_spec):
                 find_server()
             assert find_server("http://127.0.0.1:8124/").url.endswith("8124")
             # A server that stops may have removed its file since the folder was read.
-            (bare_home / "servers" / "8125.json").symlink_to("removed")
+            removed = bare_home / "servers" / f"8125@{gethostname()}.json"
+            removed.symlink_to("removed")
             assert find_server("http://127.0.0.1:8124").url.endswith("8124")
-            (bare_home / "servers" / "8125.json").unlink()
+            removed.unlink()
     assert not list((bare_home / "servers").iterdir())
 
 
@@ -79,6 +90,28 @@ def test_servers_on_the_schemes_own_ports_are_told_apart(bare_home, tiny_spec):
     ):
         assert find_server("http://127.0.0.1:80").url == find_server("http://127.0.0.1").url
         assert find_server("https://127.0.0.1:443").url == "https://127.0.0.1"
+
+
+def test_servers_of_other_machines_with_this_workspace_are_left_alone(
+    bare_home, tiny_spec, monkeypatch
+):
+    url = "http://127.0.0.1:8123"
+    with announced(url, tiny_spec, OPERATION):
+        with monkeypatch.context() as patch:
+            patch.setattr(control, "gethostname", lambda: "another")
+            with pytest.raises(UserError, match="no server of this workspace"):
+                find_server()
+            with announced(url, tiny_spec, Operation("another's")):
+                assert find_server(url).token == "another's"
+        assert find_server(url).token == TOKEN
+
+
+def test_a_server_does_not_serve_what_another_run_has_deployed(bare_home, tiny_spec):
+    deployment = Deployment(pair=tiny_spec, configuration=LOOKUP)
+    first = new_operation(8123)
+    first.keep(deployment)
+    assert new_operation(8123).last() is None
+    assert first.last() == deployment  # it may still run
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://here:port"])
@@ -157,6 +190,29 @@ def test_what_fails_for_now_is_told_from_a_refusal(bare_home, url, tiny_spec, mo
         assert server.deploy(elsewhere) == deployment.as_here()
     here = weights_here(tiny_spec, [LOOKUP])
     assert [each.weights for each in taken] == [here, here]
+
+
+class LongAnswer:
+    """What a server knows of a request that it answers."""
+
+    ends: float | None = None
+
+    def reschedule(self, at):
+        self.ends = at
+
+
+def test_a_stop_does_not_wait_for_long_answers(tiny_pair, monkeypatch):
+    """`ray job stop` would kill the command before it has told Ray Serve that the server ends."""
+    monkeypatch.setattr(control, "_STOPPING", 0.2)
+    service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
+    answer = LongAnswer()
+    service.stopping.running.add(answer)
+    with running(server_of(service)) as url:
+        with pytest.raises(UserError, match="no server answers there"):
+            RunningServer(url=url, token=TOKEN).stop(1000)
+        wait_until(lambda: answer.ends)
+        assert answer.ends == service.stopping.until  # it has its time all the same
+        service.stopping.running.clear()
 
 
 @pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])

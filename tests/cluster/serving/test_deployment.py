@@ -1,5 +1,8 @@
 """A deployment serves what one engine writes."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import grpc
 import httpx
 import openai
@@ -123,3 +126,65 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         check(missing, FOUR)
+
+
+def test_the_limits_of_this_librarys_splits_are_not_another_programs(tiny_spec):
+    placement = Placement.model_validate({"target": {"devices": 3, "split": "heads"}})
+    start = Start(deployment.deployment_of(tiny_spec, FOUR), placement=placement)
+    with pytest.raises(UserError, match="cannot be split evenly among 3 devices"):
+        deployment.check_start(start)
+    deployment.check_start(replace(start, engine="vllm"))
+
+
+@pytest.mark.parametrize("engine", [None, "vllm"])
+def test_replicas_that_the_autoscaler_makes_room_for_are_not_refused(
+    ray_running, tiny_spec, monkeypatch, engine
+):
+    start = Start(deployment.deployment_of(tiny_spec, FOUR), replicas=1000, engine=engine)
+    asked: list[tuple[float, float, int]] = []
+
+    def comes(*needs):
+        asked.append(needs)
+        return len(asked) == 1
+
+    monkeypatch.setattr(deployment, "comes", comes)
+    deployment.check_room(start)
+    [(cores, _, processes)] = asked
+    assert cores * processes == 1000 * tiny_spec.runner.threads
+    with pytest.raises(UserError, match="the cluster"):
+        deployment.check_room(start)
+
+
+def test_nodes_that_are_added_for_a_server_count_where_it_listens(
+    ray_running, tiny_spec, monkeypatch
+):
+    nodes, listening = ["head"], []
+    monkeypatch.setattr(deployment, "alive_nodes", lambda: nodes)
+    monkeypatch.setattr(deployment, "check_room", lambda _: nodes.append("added"))
+
+    def start_serve(options):
+        listening.append(options)
+        raise UserError("nothing is started here")
+
+    monkeypatch.setattr(deployment, "start_serve", start_serve)
+    start, port = Start(deployment.deployment_of(tiny_spec, FOUR)), free_port()
+    with (
+        pytest.raises(UserError, match="nothing is started here"),
+        deployment.serving(start, port=port),
+    ):
+        pass
+    assert [options.port for options in listening] == [port]
+
+
+def test_a_server_that_the_cluster_has_at_the_port_is_not_replaced(
+    ray_running, bare_home, tiny_spec, monkeypatch
+):
+    port = free_port()
+    there = SimpleNamespace(applications={f"specdec-{port}": "running"})
+    monkeypatch.setattr(deployment.serve, "status", lambda: there)
+    start = Start(deployment.deployment_of(tiny_spec, FOUR))
+    with (
+        pytest.raises(UserError, match=f"--port {port}: the cluster has a server"),
+        deployment.serving(start, port=port),
+    ):
+        pass

@@ -7,12 +7,20 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.requests import Request
 
-from cluster.serving.external.app import ExternalService, _counted, _prompts, build_external_app
+from cluster.serving.external.app import (
+    ExternalService,
+    _asked,
+    _counted,
+    _prompts,
+    build_external_app,
+)
 from cluster.serving.external.metrics import ExternalMetrics, _sums
 from cluster.serving.external.process import LOOK, ExternalServer, Program, log_file
 from cluster.serving.fleet import Fleet
@@ -282,7 +290,7 @@ def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec):
 
 
 @asynccontextmanager
-async def programs_server(spec, metrics=None):
+async def programs_server(spec, metrics=None, content=b""):
     """The server of a program with a request under way, whose `/health` answers, and `/metrics`
     with this status. With None that hangs, as llama-server's while its main loop does."""
 
@@ -292,8 +300,8 @@ async def programs_server(spec, metrics=None):
         if status is None:
             await reader.read()  # until the client gives up
         else:
-            head = f"HTTP/1.1 {status} -\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            writer.write(head.encode())
+            head = f"HTTP/1.1 {status} -\r\ncontent-length: {len(content)}\r\nconnection: close"
+            writer.write(head.encode() + b"\r\n\r\n" + content)
         writer.close()
 
     listening = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -325,6 +333,31 @@ async def test_a_server_counts_until_its_counts_were_looked_at_twice(tiny_spec):
         for seconds, works in ((LOOK + 5, True), (2 * LOOK + 5, False)):
             server.worked = time.monotonic() - seconds
             assert await server.probe() == works
+
+
+async def test_a_client_that_does_not_read_makes_no_server_look_hung(tiny_spec):
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    request = Request({**scope, "headers": [], "server": ("here", 80), "scheme": "http"})
+    async with programs_server(tiny_spec, 200, b"data: [DONE]\n\n") as server:
+        server.running = 0
+        service = SimpleNamespace(choose=lambda: server, metrics=ExternalMetrics(Fleet([server])))
+
+        async with aclosing(_asked(service, request, b"")) as parts:
+            await anext(parts)  # the head
+            assert await anext(parts) == b"data: [DONE]\n\n"
+            server.worked = time.monotonic() - 1000
+            assert server.idle == 0
+            assert await server.probe()
+            async with aclosing(_asked(service, request, b"")) as other:
+                await anext(other)
+                assert server.idle < 900  # since this one has begun
+                server.worked = time.monotonic() - 1000
+                assert server.idle > 900
+            server.running += 1  # as of another client
+            assert [part async for part in parts] == []
+            assert server.idle < 900
+        server.running -= 1
+        assert (server.running, server.delivering) == (0, 0)
 
 
 def test_a_certificate_names_what_is_different_here(tiny_spec, bare_home):

@@ -14,6 +14,7 @@ from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import Service
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, ServedEngine
+from cluster.serving.start import Start
 from cluster.serving.stream import _StreamedAnswer
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
@@ -613,6 +614,20 @@ async def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
         await fleet.watch(fleet.replicas[0])
         assert fleet.replicas[0].restarting.done()
         assert (fleet.restarts, fleet.switches) == (1, 0)
+
+
+def test_a_server_that_is_started_again_loads_the_weights_that_are_there(copied, tmp_path):
+    operation, first = Operation(None, tmp_path / "kept"), deployed(copied, FOUR)
+    start = Start(deployed(copied, LOOKUP, certificate="sure"), operation=operation)
+
+    def found():
+        [served] = start._loaded(lambda _, deployment: deployment)
+        return served
+
+    assert found() == start.deployment
+    operation.keep(first.model_copy(update={"certificate": "sure"}))
+    train_on(copied)
+    assert found() == deployed(copied, FOUR) != first
 
 
 @pytest.mark.parametrize("steps", [0, 3])

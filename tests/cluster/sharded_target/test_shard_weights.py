@@ -14,9 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from cluster.sharded_target import operators
 from cluster.sharded_target.exchange import all_agree
-from cluster.sharded_target.shard_weights import check_split, layers_of, load_heads, load_layers
+from cluster.sharded_target.shard_weights import check_target, layers_of, load_heads, load_layers
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
+from specdec_core.config import PairSpec, TargetPlacement
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled.failures import CannotCompile
 from specdec_core.models.compiled.packages import Packages
@@ -184,7 +185,11 @@ def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(split, tmp_pat
         mp.start_processes(part, (str(tmp_path), split, "plain"), 2, start_method="fork")
 
 
-def test_a_split_that_the_model_does_not_allow_names_what_it_does():
+def test_a_split_that_the_model_does_not_allow_names_what_it_does(tmp_path):
+    def check(config, split, devices):
+        config.save_pretrained(tmp_path)
+        check_target(PairSpec(target=str(tmp_path)), TargetPlacement(split=split, devices=devices))
+
     llama = transformers.LlamaConfig(
         hidden_size=96, num_attention_heads=12, num_key_value_heads=4, num_hidden_layers=2
     )
@@ -193,12 +198,12 @@ def test_a_split_that_the_model_does_not_allow_names_what_it_does():
         match=r"12 attention heads and 4 key-value .* among 3 devices; use target\.devices:"
         r" 1 or 2 or 4, or target\.split: layers",
     ):
-        check_split(llama, "some/llama", "heads", 3)
-    check_split(llama, "some/llama", "heads", 4)
+        check(llama, "heads", 3)
+    check(llama, "heads", 4)
     with pytest.raises(UserError, match=r"no tensor-parallel plan for gpt2; use target\.split"):
-        check_split(transformers.GPT2Config(), "some/gpt2", "heads", 2)
+        check(transformers.GPT2Config(), "heads", 2)
     with pytest.raises(UserError, match="only 2 layers"):
-        check_split(llama, "some/llama", "layers", 3)
+        check(llama, "layers", 3)
 
 
 @pytest.mark.parametrize(("layers", "parts"), [(3, 2), (7, 3), (32, 15), (4, 4)])

@@ -96,6 +96,18 @@ async def test_tokens_are_counted_as_they_were_used(chat_pair):
         assert "tokens a minute" in answer.json()["error"]["message"]
 
 
+async def test_a_minutes_tokens_are_refused_by_the_requests_own_field(chat_pair):
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 50}
+    response = {"input": "hi", "max_output_tokens": 50}
+
+    async with client_with(chat_pair, Access(allowance=Allowance(tokens=40))) as http:
+        for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+            answer = await http.post(path, json=body)
+            error, (_, field) = answer.json()["error"], body
+            assert (answer.status_code, error["code"]) == (400, "too_many_tokens")
+            assert (error["param"], error["message"].partition(":")[0]) == (field, field)
+
+
 async def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(chat_pair):
     chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "n": 2}
 
