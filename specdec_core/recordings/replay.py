@@ -113,9 +113,11 @@ class Replay:
         )
         if drawn and not known:
             return "with rejection sampling only the chains of a draft model are known"
-        if configuration.reads_hidden and not self._hidden:
+        if reason := configuration.unsupported_reason(self.facts):
+            return reason
+        if not self._hidden and configuration.reads_hidden:
             return "it reads hidden states, which were not opened"
-        return configuration.unsupported_reason(self.facts)
+        return None
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
         """The rounds of decoding the recorded prompts one after the other. Raises

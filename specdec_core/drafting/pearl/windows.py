@@ -44,9 +44,7 @@ class _Window:
         self.source, self.last = source, drawn
         probs, hidden = (None if state is None else state[None] for state in source[2:])
         logits = source.logits[None]
-        free = drawn.source is not None and drawn.source.forward == source.forward
-        cost = {"calls": [self.draft_calls], "free": [free]}
-        return Signals([slot], [drawn.token], [self.drafted], logits, probs, hidden, **cost)
+        return Signals([slot], [drawn.token], [self.drafted], logits, probs, hidden)
 
 
 class Windows:

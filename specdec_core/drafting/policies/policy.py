@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from specdec_core.drafting.heads.loaded import LoadedHead
     from specdec_core.drafting.policies.signals import Signals
 
-MEASURED = ("top_probability", "probability", "entropy")  # what signals copy with the tokens
-
 
 class RecordedLengths(Protocol):
     """A draft model's chains from all T places of recorded outputs where a round may begin."""
@@ -39,6 +37,8 @@ def build_policy(
             f"policy.kind: {settings.kind} knows what the target will write, which only a replay of"
             " a recording does"
         )
+    from specdec_core.drafting.policies.signals import MEASURED  # torch
+
     built: LengthPolicy = run_time(settings)(settings, *map(load_head, settings.heads))
     if unknown := [name for name in built.reads if name not in MEASURED]:
         raise UserError(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from specdec_core.drafting.policies.policy import MEASURED
 from specdec_core.tokens.sampling import to_host
 
 if TYPE_CHECKING:
     from specdec_core.models.runner import Output
 
 T = TypeVar("T")
+MEASURED = ("top_probability", "probability", "entropy")  # what is copied with the tokens
 _LEAST = -1e4  # the logarithm of no probability, as a number
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-import torch
 
 from specdec_core.config import Configuration, PairSpec, RunnerSettings, Sampling, kinds
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
@@ -14,9 +13,6 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.pace import DraftPace
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.drafting.pearl.tree import Node, Source
-from specdec_core.drafting.pearl.windows import Windows
-from specdec_core.drafting.policies.fixed import FixedPolicy, FixedSettings
 from specdec_core.drafting.policies.heads import DecisionSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -274,22 +270,3 @@ def test_acceptance_and_times_are_what_was_seen():
     assert found.acceptance.value == pytest.approx(0.75, abs=0.02)
     times = [mean.value for mean in (found.t_draft, found.t_target, found.t_notice)]
     assert times == pytest.approx([0.25, 4.0, 1.0])
-
-
-def test_candidates_of_one_forward_cost_one_call_of_the_draft():
-    told = []
-
-    class Noting(FixedPolicy):
-        def go_on(self, signals):
-            told.append((signals.calls[0], signals.free[0]))
-            return [True]
-
-    root = Node(0, 5, 0, None)
-    windows = Windows(Noting(FixedSettings(max_tokens=9)), frozenset(), lambda pause: None)
-    windows.begin(0, root)
-    last = root
-    for number, forward in enumerate((1, 1, 1, 2), start=1):
-        last.source = Source(forward, torch.zeros(9), None, None)
-        last.drawn = last = Node(number, number, number, last)
-    windows.grow()
-    assert told == [(1, True), (1, True), (1, False), (2, False)]
