@@ -180,9 +180,10 @@ def deliver(report: Report, folder: Path, name: str, files: Iterable[Path] = ())
     with all its files and `files`."""
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
-    from dashboards.outputs.mlflow_runs import log
+    from dashboards.outputs.mlflow_runs import delivering, log
 
     show(console, report.sections)
     *written, page = write(report, folder, name)
-    log(report, [*written, page, *files])
     point("report", page)
+    with delivering("it is no run in MLflow"):
+        log(report, [*written, page, *files])

@@ -69,6 +69,8 @@ def main(
     instead = "".join(asked)
     if canary is not None and instead in ("promote", "back"):
         raise UserError(f"--canary: not with --{instead}")
+    if uncertified and back:
+        raise UserError("--uncertified: not with --back, which asks for no certificate")
     if which != "champion" and instead not in ("", "promote"):
         raise UserError(f"{which}: not with --{instead}")
     if promote is not None:

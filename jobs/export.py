@@ -71,6 +71,8 @@ def main(
     further = dict(map(setting, more or []))
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
+    if plugin and traces is not None:
+        raise UserError("--plugin and --traces: a plug-in drafts by the configuration as it is")
     if plugin and further:
         raise UserError("--plugin and --set: a plug-in drafts by the configuration as it is")
     from specdec_core.search.nearest import counterpart_or_nearest, rank

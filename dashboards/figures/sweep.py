@@ -161,7 +161,8 @@ def _milliseconds(result: SweepResult, trial: Trial) -> np.ndarray:
     profile = result.profile.under(trial.configuration)
     n_target = counts["n_target"]
     verify = profile.t_target(1 + counts["n_drafted"] / max(n_target, 1))
-    wasted = min(counts["n_discarded"], counts["n_draft"])
+    # A tree has several candidates of a forward; a lookup's take none.
+    wasted = counts["n_draft"] - min(counts["n_accepted"], counts["n_draft"])
     width = max(counts["n_draft_tokens"] / max(counts["n_draft"], 1), 1)
     t_draft = profile.t_draft(draft, width=width) if draft else 0.0
     seconds = [

@@ -34,7 +34,6 @@ from specdec_core.base.files import NoRoom, needs_room
 from specdec_core.base.uris import without_passwords
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
-AT_ONCE = 1000  # metrics that a store takes in one request
 PARENT = "mlflow.parentRunId"
 
 
@@ -96,10 +95,7 @@ def log_run(
     in the run `parent`, if that is given."""
     tags = {**run.tags, **({PARENT: parent} if parent else {})}
     run_id = str(client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id)
-    client.log_batch(run_id, params=as_params(run.params))
-    metrics = as_metrics(run.metrics)
-    for start in range(0, len(metrics), AT_ONCE):
-        client.log_batch(run_id, metrics=metrics[start : start + AT_ONCE])
+    client.log_batch(run_id, metrics=as_metrics(run.metrics), params=as_params(run.params))
     if run.prompts is not None:
         log_prompts(client, run_id, *run.prompts)
     for file, place in run.files:

@@ -64,9 +64,12 @@ def found_line(result: Capacity) -> str:
             f"{_replicas(found)}: {found.rate:,.1f} requests a second,"
             f" {found.measures.good_share:.1%} of them with {limits}."
         )
+    kept = f"alone on a replica, {alone.good_share:.0%} keep it ({limited(alone, limits)})"
+    if result.possible:
+        return f"{limits}: {kept}, but at nothing that was simulated {result.share:.0%} do"
     return (
         f"{limits} cannot be kept for {result.share:.0%} of the requests with any number of"
-        f" replicas: alone on a replica, {alone.good_share:.0%} keep it ({limited(alone, limits)})"
+        f" replicas: {kept}"
     )
 
 

@@ -68,10 +68,18 @@ class PairSpec(Value):
     @property
     def name(self) -> str:
         """A readable name, also of the MLflow experiment."""
-        models = (self.target, *self.drafts.values())
-        # Without `bundled:` or `package:`: MLflow registers no model with a colon in its name.
-        names = [Path(model).name.rpartition(":")[2] for model in models]
+        names = map(_called, (self.target, *self.drafts.values()))
         return "-".join([*(["bundled"] if self.target.startswith("bundled:") else []), *names])
+
+
+def _called(model: str) -> str:
+    """The last part of a model's place, as MLflow can register it: a folder such as `.` by its own
+    name, without `bundled:` or `package:`, as no model has a colon in its name, and no quotes, of
+    which MLflow's filters take none."""
+    name = Path(model).name
+    if name in ("", ".."):
+        name = Path(model).resolve().name
+    return name.rpartition(":")[2].replace("'", "_")
 
 
 def draft_named(drafts: Collection[str], name: str | None, where: str) -> str:

@@ -118,11 +118,15 @@ def load_prompts(
 def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
     """The prompts of all sources interleaved, as long as each has any. With several sources, a
     prompt without a category gets the name of its source."""
+    names = {source: _name_of(source) for source in sources}
     if len(sources) == 1:
-        yield from _read_source(sources[0], tokenizer)
+        yield from _read_source(*sources, *names.values(), tokenizer)
         return
+    for source, name in list(names.items()):  # two of one name are called by their places
+        if [*map(_name_of, sources)].count(name) > 1:
+            names[source] = str(Path(source).with_suffix(""))
     found_in: dict[str, str] = {}
-    left = {source: _read_source(source, tokenizer) for source in sources}
+    left = {source: _read_source(source, names[source], tokenizer) for source in sources}
     while left:
         for source in list(left):
             prompt = next(left[source], None)
@@ -131,7 +135,7 @@ def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
                 continue
             if (other := found_in.setdefault(prompt.id, source)) != source:
                 raise UserError(f"{source}: id {prompt.id!r} is in {other}, too")
-            yield replace(prompt, category=prompt.category or _name_of(source))
+            yield replace(prompt, category=prompt.category or names[source])
 
 
 def _exists(source: str) -> bool:
@@ -145,11 +149,12 @@ def _name_of(source: str) -> str:
     return Path(source.removeprefix("bundled:")).stem
 
 
-def _read_source(source: str, tokenizer: Any) -> Iterator[Prompt]:
+def _read_source(source: str, name: str, tokenizer: Any) -> Iterator[Prompt]:
+    """Its prompts; those without ids are numbered by `name`."""
     if source.startswith("bundled:"):
         return _read_bundled(source, tokenizer)
     if _exists(source) or source.endswith((".jsonl", ".json", ".parquet")):
-        return _read_records(_path_records(Path(source)), _name_of(source))
+        return _read_records(_path_records(Path(source)), name)
     if source.count("/") == 1:
         from specdec_core.prompts.shards import shard_records  # Arrow takes a moment to import
 

@@ -197,6 +197,24 @@ def test_the_ray_service_serves_this_application():
     assert not application.deployments
 
 
+@pytest.mark.parametrize("file", ["ray-cluster", "ray-job", "ray-service"])
+def test_every_pod_can_write_to_the_volume(file):
+    text = (ROOT / "cluster" / "kuberay" / f"{file}.yaml").read_text()
+    pods = [pod for document in yaml.safe_load_all(text) for pod in pods_in(document)]
+    assert len(pods) > 1
+    assert all(pod["securityContext"] == {"fsGroup": 100} for pod in pods)
+
+
+def pods_in(part):
+    """The specifications of pods anywhere in a manifest."""
+    if isinstance(part, list):
+        return [pod for member in part for pod in pods_in(member)]
+    if not isinstance(part, dict):
+        return []
+    own = [part] if "containers" in part else []
+    return own + [pod for member in part.values() for pod in pods_in(member)]
+
+
 def test_every_job_that_the_manual_submits_is_one():
     pages = (ROOT / "README.md", ROOT / "docs" / "start" / "cluster.md")
     text = "\n".join(page.read_text() for page in pages)

@@ -9,7 +9,7 @@ import pytest
 from dashboards import look, ranking
 from dashboards.figures.frontier import chain_speedup, frontier, pareto
 from dashboards.figures.heads import reliability_diagram
-from dashboards.figures.sweep import speedups, time_per_token
+from dashboards.figures.sweep import _milliseconds, speedups, time_per_token
 from dashboards.reports.heads import fits
 from specdec_core.config import Configuration, Sampling
 from specdec_core.config.kinds import DRAFTERS, POLICIES
@@ -191,6 +191,16 @@ def test_time_of_a_token_adds_up_to_the_estimate(result):
     trial = result.champion_trial
     seconds = result.profile.estimate_seconds(Counts(**trial.counts), "draft") / trial.counts["n"]
     assert total[result.champion] == pytest.approx(1e3 * seconds)
+
+
+def test_forwards_whose_level_of_a_tree_was_accepted_are_not_thrown_away(result):
+    trial = result.champion_trial
+    counts = {"n": 5, "n_target": 1, "n_draft": 4, "n_drafted": 12, "n_draft_tokens": 10}
+    counts |= {"n_accepted": 4, "n_discarded": 8}
+    trial = trial.model_copy(update={"counts": {**trial.counts, **counts}})
+    _, kept, wasted, _ = _milliseconds(result, trial)
+    assert kept > 0
+    assert wasted == 0
 
 
 def test_figures_of_a_sweep_without_a_gain_and_without_drafts(result):

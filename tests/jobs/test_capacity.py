@@ -2,12 +2,16 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from mlflow.exceptions import MlflowException
 
+from dashboards.reports.capacity import found_line
 from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement
+from specdec_core.search.load.workload import Slo
 from tests.commands import assert_refused, config_file, far_profile, printed, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.cost.examples import profile_of
@@ -132,6 +136,24 @@ def test_a_traces_own_prompts_are_as_long_in_the_simulation(simulated, home):
     short = simulated(*trace, "--cache-tokens", 256)
     assert_refused(short, "--cache-tokens 256: too few for the longest prompt")
     assert "tokens and answers of 4, on average" in printed(simulated(*trace))
+
+
+def test_a_report_outlives_a_store_that_is_gone(simulated, home, monkeypatch):
+    def gone(*_, **__):
+        raise MlflowException("gone")
+
+    monkeypatch.setattr("dashboards.outputs.mlflow_runs.log_run", gone)
+    assert_refused(simulated(*LOAD, "--name", "kept"), "it is no run in MLflow")
+    assert (home / "capacity" / "kept" / "capacity.html").exists()
+
+
+def test_what_one_request_keeps_and_no_load_does_is_not_said_to_be_impossible():
+    good = SimpleNamespace(good_share=0.97, ttft=(), value=lambda name, percentile: 0.1)
+    found = {"chosen": None, "possible": True, "share": 0.95}
+    alone = SimpleNamespace(measures=good)
+    line = found_line(SimpleNamespace(slo=Slo(ttft=0.2), alone=alone, **found))
+    assert "alone on a replica, 97% keep it" in line
+    assert "cannot be kept" not in line
 
 
 def test_limits_out_of_reach_are_one_clear_line(simulated):

@@ -324,6 +324,15 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
         assert bool(found) == bool(expected), found
 
 
+def test_a_server_of_a_file_waits_for_another_champion_than_the_one_there_is(home, tiny_spec):
+    made = deployment_of(tiny_spec, LOOKUP, "config.yaml")
+    assert serve._known_champion(made, None) is None
+    appointed(tiny_spec, SUFFIX)
+    assert serve._known_champion(made, None) == 1
+    assert serve._known_champion(made, "vllm") is None
+    assert serve._known_champion(made.model_copy(update={"version": 7}), None) == 7
+
+
 def test_a_server_of_another_program_follows_its_own_champion(home, url, tiny_spec):
     """The same pair has a champion in this library's engine."""
     own, server = find_server(url), find_server(url).model_copy(update={"engine": "vllm"})

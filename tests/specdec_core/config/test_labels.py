@@ -1,8 +1,9 @@
 """What configurations are called, and the sentences beside."""
 
 import pytest
+from mlflow.utils.validation import _validate_model_name
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, distinct_labels
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling, distinct_labels
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings
 from tests.specdec_core.kinds import drafter, policy
 
@@ -144,3 +145,13 @@ def test_the_sampling_is_in_the_label_where_it_distinguishes():
         warm.id: "autoregressive (T=0.8)",
         AUTOREGRESSIVE.id: "autoregressive",
     }
+
+
+@pytest.mark.parametrize("place", [".", "..", "/models/anne's", "package:some", "org/model"])
+def test_a_pair_has_a_name_that_mlflow_registers(tmp_path, monkeypatch, place):
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine" / "sub")
+    name = PairSpec(target=place).name
+    _validate_model_name(name)
+    assert "'" not in name
+    _validate_model_name(PairSpec(target=place, drafts={"a": "/models/a"}).name)

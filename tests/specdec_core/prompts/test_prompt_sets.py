@@ -341,6 +341,16 @@ class TestMixtures:
         assert load_prompts(f"{maths},{tasks}", limit=3) == mixed[:3]
         assert [p.category for p in load_prompts(tasks)] == [None, "letters"]
 
+    def test_files_of_the_same_name_are_told_apart(self, tmp_path):
+        files = [tmp_path / folder / "test.jsonl" for folder in ("one", "two")]
+        for file in files:
+            file.parent.mkdir()
+            write(file, {"question": file.parent.name, "answer": "1"})
+        mixed = load_prompts(",".join(map(str, files)))
+        assert [p.id for p in mixed] == [f"{file.with_suffix('')}/0" for file in files]
+        assert len({p.category for p in mixed}) == 2
+        assert load_prompts(str(files[0]))[0].id == "test/0"
+
     def test_an_id_in_two_sources_is_refused(self, tmp_path):
         first = write(tmp_path / "first.jsonl", {"prompt": "a", "id": "1"})
         second = write(tmp_path / "second.jsonl", {"prompt": "b", "id": "1"})
