@@ -11,6 +11,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import captured as packed
+from specdec_core.models.compiled.step import example
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
@@ -118,6 +119,13 @@ def test_padding_never_touches_a_text_that_fills_its_slot(runners):
     with pytest.raises(ValueError, match="do not fit"):
         runners[1].forward(Batch([0], [[1] * room]))
     assert runners[1].lengths == lengths
+
+
+def test_a_pool_may_hold_more_tokens_than_any_row():
+    stores = [torch.zeros(1, 2, 64, 8)]
+    _, shapes = example(stores, stores, [], 1, torch.zeros((2, 2), dtype=torch.int32))
+    keys, values = shapes[4:6]
+    assert keys[0][2].max == values[0][2].max >= 1 << 24
 
 
 @NEEDS_GPU
