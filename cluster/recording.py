@@ -39,6 +39,7 @@ from specdec_core.recordings.plan import (
     count_turns,
     parts_of,
     planned,
+    typed,
 )
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
@@ -211,6 +212,8 @@ class RecordingWorker:
 
     def ready(self, header: Header) -> None:
         """Open the models, which makes missing graphs of compiled models."""
+        if self.loaded is None:  # a process that Ray started again would measure other data types
+            self.spec = typed(self.spec, header)
         self.recorder = self.recorder or Recorder(self.pair, header)
 
     def record(self, header: Header, batch: Batch, answers: list[Answer] | None = None) -> Shard:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import ray
+import torch
 
 import cluster.recording
 from cluster.recording import RecordingWorker, run_recording
@@ -17,6 +18,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import RunnerSettings, Sampling
 from specdec_core.engine import Request
+from specdec_core.models import pair as pairs
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.plan import SHARD, RecordingPlan
@@ -148,6 +150,16 @@ def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_p
     assert killer.killed >= 1
     assert killer.prompts == len(PROMPTS) - 1
     assert tables(recording.folder) == tables(recorded[0].folder)
+
+
+def test_a_process_has_the_data_types_of_the_recording(recorded, tiny_spec, monkeypatch):
+    """Also one that Ray starts again on another node, where others are faster."""
+    monkeypatch.setattr(pairs, "_faster_dtype", lambda *_: "bfloat16")
+    worker = RecordingWorker(tiny_spec.with_runner(target_dtype="auto", draft_dtype="auto"))
+    worker.ready(recorded[0].header)
+    runner = worker.pair.spec.runner
+    assert (runner.target_dtype, runner.draft_dtype) == ("float32", "float32")
+    assert worker.pair.target.dtype == torch.float32
 
 
 class Sleeper:
