@@ -162,6 +162,15 @@ def test_a_process_has_the_data_types_of_the_recording(recorded, tiny_spec, monk
     assert worker.pair.target.dtype == torch.float32
 
 
+def test_a_node_with_other_weights_is_one_line(recorded, tiny_spec):
+    header = recorded[0].header
+    other = header.model_copy(update={"fingerprints": {**header.fingerprints, "target": "0" * 16}})
+    with pytest.raises(
+        UserError, match=r"target: other weights on the cluster's node [0-9.]+ than"
+    ):
+        RecordingWorker(tiny_spec).ready(other)
+
+
 class Sleeper:
     """Records a shard, which is a number of seconds."""
 
