@@ -210,7 +210,7 @@ def test_a_process_that_ends_at_each_start_is_one_line(plan, tmp_path, monkeypat
 def test_an_actor_that_comes_too_late_for_work_is_not_told_of(plan, tmp_path, monkeypatch, capfd):
     class Late(RecordingWorker):
         def ready(self, header):
-            if "pair" not in vars(self):  # the first one has loaded it by now
+            if self.loaded is None:  # the first one has loaded it by now
                 (tmp_path / "late").touch()
                 time.sleep(600)
             super().ready(header)
