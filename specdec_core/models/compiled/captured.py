@@ -28,6 +28,7 @@ _STEP = 64  # tokens: fewer come in powers of two, more in multiples
 _LEAST = 2  # torch's compiler would compile a single token apart
 _LEAST_WANTED = 16  # of more than _STEP tokens
 _LEAST_NODES = 64
+_AS_THEY_ARE = "capturing kernels as they are: %s"
 
 Step = Callable[..., Sequence[Tensor]]
 Sizes = tuple[int, int, int, int]  # of tokens, those wanted and nodes; kinds of layers
@@ -79,12 +80,13 @@ class Captured:
 
 
 class CapturedPacked:
-    """The `step`, captured for the `cache` of one runner, and anew when its pool has grown.
+    """The `step`, captured for the `cache` of one runner, and anew when its pool has grown. Of a
+    `shared` model other processes run their part at the same time.
 
     Padding is written to the pool's first block, which no row holds, and sees nothing."""
 
-    def __init__(self, step: PackedStep, cache: PooledCache) -> None:
-        self._eager, self._cache = step, cache
+    def __init__(self, step: PackedStep, cache: PooledCache, shared: bool = False) -> None:
+        self._eager, self._cache, self._shared = step, cache, shared
         self._step: Step = step
         self._renew()
 
@@ -100,16 +102,24 @@ class CapturedPacked:
         self._captured = Captured(self._cache.table.device)
 
     def warm_up(self, kinds: int, agree: Callable[[bool], bool]) -> None:
-        """Capture the graphs of chains, with fused kernels where torch's compiler can make them.
-        Raises :class:`CannotCompile`."""
+        """Capture the graphs of chains, with fused kernels where torch's compiler can make them,
+        as all processes of a shared model `agree`. Raises :class:`CannotCompile`."""
+        traced = True
         try:
             self._step = fused(self._eager, *self._stores, self._cache.table, kinds)
-            self._capture(kinds)
         except Exception as error:  # of any of torch's compilers; graphs do without them
-            log.warning("capturing kernels as they are: %s", first_line(error))
-            self._step = self._eager
-            self._renew()
-            self._capture(kinds)
+            traced = False
+            log.warning(_AS_THEY_ARE, first_line(error))
+        if agree(traced):
+            try:
+                return self._capture(kinds)
+            except Exception as error:  # the same
+                if self._shared:  # the others may be waiting in an exchange, not for a vote
+                    raise
+                log.warning(_AS_THEY_ARE, first_line(error))
+        self._step = self._eager
+        self._renew()
+        self._capture(kinds)
 
     def _capture(self, kinds: int) -> None:
         size = _LEAST

@@ -4,6 +4,7 @@ Without a GPU what a graph would replay is run at once, on the same padded input
 """
 
 from functools import cache
+from itertools import count
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import captured as packed
+from specdec_core.models.compiled.failures import CannotCompile
 from specdec_core.models.compiled.step import example
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
@@ -126,6 +128,42 @@ def test_a_pool_may_hold_more_tokens_than_any_row():
     _, shapes = example(stores, stores, [], 1, torch.zeros((2, 2), dtype=torch.int32))
     keys, values = shapes[4:6]
     assert keys[0][2].max == values[0][2].max >= 1 << 24
+
+
+def test_a_process_never_gives_up_graphs_of_a_shared_model_alone(monkeypatch):
+    """The others would wait for what it exchanges."""
+    calls = count(1)
+
+    class FailsOnce(AtOnce):
+        fails_at = 3  # of the first graphs
+
+        def run(self, *arguments):
+            if next(calls) == self.fails_at:
+                raise CannotCompile("no memory left")
+            return super().run(*arguments)
+
+    monkeypatch.setattr(packed, "fused", lambda step, *_: step)
+    monkeypatch.setattr(packed, "Captured", FailsOnce)
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320)
+    votes: list[bool] = []
+
+    def agree(own):
+        votes.append(own)
+        return own
+
+    def opened():
+        below = EagerRunner(
+            model, 3, POSITIONS, compact=True, pooled=True, cache_tokens=1, agree=agree
+        )
+        return CompiledRunner(below, "weights")
+
+    with pytest.raises(CannotCompile, match="no memory left"):
+        opened()
+    runner = opened()
+    assert all(votes)
+    FailsOnce.fails_at = next(calls) + 1
+    with pytest.raises(CannotCompile, match="no memory left"):
+        runner.forward(Batch([0], [[5]]))
 
 
 @NEEDS_GPU
