@@ -28,7 +28,7 @@ from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Placement
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.losses import again_if_lost
-from specdec_core.models.fingerprints import fingerprints, served_fingerprints
+from specdec_core.models.fingerprints import TARGET, fingerprints, served_fingerprints
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.find import FINISHED, finish
@@ -39,6 +39,7 @@ from specdec_core.recordings.plan import (
     count_turns,
     parts_of,
     planned,
+    typed,
 )
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
@@ -210,8 +211,26 @@ class RecordingWorker:
         return self.pair.spec, self.pair.eos_token_ids
 
     def ready(self, header: Header) -> None:
-        """Open the models, which makes missing graphs of compiled models."""
-        self.recorder = self.recorder or Recorder(self.pair, header)
+        """Open the models, which makes missing graphs of compiled models. Raises
+        :class:`UserError` where they have other weights here than in the recording."""
+        if self.loaded is None:  # a process that Ray started again would measure other data types
+            self.spec = typed(self.spec, header)
+        if self.recorder is None:
+            self._check_weights(header)
+            self.recorder = Recorder(self.pair, header)
+
+    def _check_weights(self, header: Header) -> None:
+        if self.placed is not None:  # the weights are in other processes, maybe not on this node
+            return
+        for name, weights in self.fingerprints().items():
+            recorded = header.fingerprints[name]
+            if weights == recorded or (name == TARGET and self.served is not None):
+                continue  # a served target need not be on this node
+            model = self.spec.target if name == TARGET else self.spec.drafts[name]
+            raise UserError(
+                f"{model}: other weights on the cluster's node {ray.util.get_node_ip_address()}"
+                f" than in the recording ({weights[:8]}, not {recorded[:8]})"
+            )
 
     def record(self, header: Header, batch: Batch, answers: list[Answer] | None = None) -> Shard:
         """Record the prompts of a shard, or a server's `answers` to them; again, where a process of

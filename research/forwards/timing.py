@@ -120,6 +120,7 @@ def time_shape(
     observer.stage("compiled forwards" if compiled else "eager forwards", len(rows) * len(contexts))
     for context in sorted(contexts):
         for count in sorted(rows):
+            runner: ModelRunner | None = None
             try:
                 runner = _runner(model, count, context + max(widths), compiled)
                 with torch.inference_mode():
@@ -129,9 +130,9 @@ def time_shape(
                     read = bytes_read(model, count, context)
                     median = statistics.median(seconds[2:])
                     timed.append(TimedForward(count, width, context, median, read))
-                del runner
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, UserError):  # a cache that does not fit is the latter
                 observer.warned(f"{count} rows of {context} tokens do not fit this device")
+            runner = None  # its memory is given back, also where it was too little
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()
             observer.step()

@@ -64,10 +64,11 @@ class EagerRunner(LocalRunner):
         pooled: bool | None = None,
         cache_tokens: int | None = None,
         features: Sequence[int] = (),
-        agree: Callable[[bool], bool] = bool,
+        agree: Callable[[bool], bool] | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.device, self.agree = model.eval(), model.device, agree
+        self.model, self.device, self.shared = model.eval(), model.device, agree is not None
+        self.agree: Callable[[bool], bool] = agree or bool
         config = model.config.get_text_config(decoder=True)
         check_supported(config, config.model_type)
         packs = packs and attends_here(model)
@@ -96,7 +97,7 @@ class EagerRunner(LocalRunner):
         self.topologies = Topologies(dtype, self.device)
         self.packs = packs and (on_cpu or self.compact)
         if self.packs:
-            self.packs = agree(self._packs_alike())
+            self.packs = self.agree(self._packs_alike())
         self.compact = self.compact and self.packs
         dtype = model.dtype if self.compact else cache_dtype(model)
         pooled = self.compact and not on_cpu if pooled is None else pooled and self.packs

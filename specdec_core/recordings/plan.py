@@ -110,7 +110,7 @@ class PlannedRecording:
     @property
     def pair(self) -> PairSpec:
         """The plan's pair, with the device and data types of a recording that was begun."""
-        return self.plan.pair if self.header is None else _typed(self.plan.pair, self.header)
+        return self.plan.pair if self.header is None else typed(self.plan.pair, self.header)
 
     @property
     def finished(self) -> bool:
@@ -186,7 +186,7 @@ def _begun(
         raise UserError(
             f"{folder} has the answers of {recorded}, not of {asked}; give another --name"
         )
-    expected = plan.header(_typed(plan.pair, header), prints, prompts, header.eos_token_ids)
+    expected = plan.header(typed(plan.pair, header), prints, prompts, header.eos_token_ids)
     differing = [
         field
         for field in Header.model_fields
@@ -206,7 +206,7 @@ def _begun(
     return header
 
 
-def _typed(pair: PairSpec, header: Header) -> PairSpec:
+def typed(pair: PairSpec, header: Header) -> PairSpec:
     """`pair` with the device and data types of a recording."""
     types = ("device", "target_dtype", "draft_dtype")
     return pair.with_runner(**{name: getattr(header.pair.runner, name) for name in types})

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import ray
+import torch
 
 import cluster.recording
 from cluster.recording import RecordingWorker, run_recording
@@ -17,6 +18,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import RunnerSettings, Sampling
 from specdec_core.engine import Request
+from specdec_core.models import pair as pairs
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.plan import SHARD, RecordingPlan
@@ -150,6 +152,25 @@ def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_p
     assert tables(recording.folder) == tables(recorded[0].folder)
 
 
+def test_a_process_has_the_data_types_of_the_recording(recorded, tiny_spec, monkeypatch):
+    """Also one that Ray starts again on another node, where others are faster."""
+    monkeypatch.setattr(pairs, "_faster_dtype", lambda *_: "bfloat16")
+    worker = RecordingWorker(tiny_spec.with_runner(target_dtype="auto", draft_dtype="auto"))
+    worker.ready(recorded[0].header)
+    runner = worker.pair.spec.runner
+    assert (runner.target_dtype, runner.draft_dtype) == ("float32", "float32")
+    assert worker.pair.target.dtype == torch.float32
+
+
+def test_a_node_with_other_weights_is_one_line(recorded, tiny_spec):
+    header = recorded[0].header
+    other = header.model_copy(update={"fingerprints": {**header.fingerprints, "target": "0" * 16}})
+    with pytest.raises(
+        UserError, match=r"target: other weights on the cluster's node [0-9.]+ than"
+    ):
+        RecordingWorker(tiny_spec).ready(other)
+
+
 class Sleeper:
     """Records a shard, which is a number of seconds."""
 
@@ -189,7 +210,7 @@ def test_a_process_that_ends_at_each_start_is_one_line(plan, tmp_path, monkeypat
 def test_an_actor_that_comes_too_late_for_work_is_not_told_of(plan, tmp_path, monkeypatch, capfd):
     class Late(RecordingWorker):
         def ready(self, header):
-            if "pair" not in vars(self):  # the first one has loaded it by now
+            if self.loaded is None:  # the first one has loaded it by now
                 (tmp_path / "late").touch()
                 time.sleep(600)
             super().ready(header)

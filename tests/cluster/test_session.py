@@ -41,6 +41,14 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
 
 
 @pytest.mark.usefixtures("mixed")
+def test_a_gpu_is_chosen_by_ray_alone():
+    with pytest.raises(
+        UserError, match=r"^runner.device: cuda:1, but Ray chooses the GPU: .*cuda$"
+    ):
+        resources(8, "cuda:1")
+
+
+@pytest.mark.usefixtures("mixed")
 def test_cores_that_an_autoscaler_adds_are_asked_for(monkeypatch):
     """It may have removed all nodes but the head, which runs nothing."""
     monkeypatch.setattr(session, "comes", lambda cores, gpus=0: (cores, gpus) == (65, 0))

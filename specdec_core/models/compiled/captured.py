@@ -28,62 +28,65 @@ _STEP = 64  # tokens: fewer come in powers of two, more in multiples
 _LEAST = 2  # torch's compiler would compile a single token apart
 _LEAST_WANTED = 16  # of more than _STEP tokens
 _LEAST_NODES = 64
+_AS_THEY_ARE = "capturing kernels as they are: %s"
 
 Step = Callable[..., Sequence[Tensor]]
+Sizes = tuple[int, int, int, int]  # of tokens, those wanted and nodes; kinds of layers
+FlatStep = Callable[[Tensor, Sizes], Sequence[Tensor]]
 
 # Fused steps, for all runners of a model in this process.
 _FUSED: WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = WeakKeyDictionary()
 
 
 class Captured:
-    """The CUDA graphs of `step`, which takes tensors of fixed sizes."""
+    """The CUDA graphs of one step on `device`. It is given the step at each run: a method of who
+    holds the graphs would be a reference cycle, and keep them and the cache of a dropped runner."""
 
-    def __init__(self, step: Callable[..., Sequence[Tensor]], device: torch.device) -> None:
-        self._step, self._device = step, device
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]] = {}
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[Sizes, tuple[torch.cuda.CUDAGraph, Tensor, Sequence[Tensor]]] = {}
         self._pool: Any = None  # of their memory; results are copied, so they may share it
 
-    def run(self, inputs: Sequence[Tensor], kind: Hashable = None) -> list[Tensor]:
-        """The step's outputs for `inputs`, which may be on any device; valid until the next run.
-        There is a graph for each `kind` and each size of inputs. Raises :class:`CannotCompile`."""
-        key = (kind, *(tensor.shape for tensor in inputs))
+    def run(self, step: FlatStep, flat: Tensor, sizes: Sizes) -> Sequence[Tensor]:
+        """The step's outputs for `flat`, which may be on any device; valid until the next run.
+        There is a graph for each `sizes`. Raises :class:`CannotCompile`."""
         with torch.cuda.device(self._device):
-            if key not in self._graphs:
+            if sizes not in self._graphs:
                 try:
-                    self._graphs[key] = self._capture(inputs, kind)
+                    self._graphs[sizes] = self._capture(step, flat, sizes)
                 except Exception as error:  # whatever a model does that a graph cannot
                     reason = f"{type(error).__name__}: {first_line(error)}"
                     raise CannotCompile(reason) from error
-            graph, places, outputs = self._graphs[key]
-            for place, tensor in zip(places, inputs, strict=True):
-                place.copy_(tensor, non_blocking=True)
+            graph, place, outputs = self._graphs[sizes]
+            place.copy_(flat, non_blocking=True)
             graph.replay()
         return outputs
 
     def _capture(
-        self, inputs: Sequence[Tensor], kind: Hashable
-    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], list[Tensor]]:
-        places = [tensor.to(self._device, copy=True) for tensor in inputs]
+        self, step: FlatStep, flat: Tensor, sizes: Sizes
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor, Sequence[Tensor]]:
+        place = flat.to(self._device, copy=True)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
-                self._step(*places, kind)
+                step(place, sizes)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
-            outputs = self._step(*places, kind)
+            outputs = step(place, sizes)
         self._pool = graph.pool()
-        return graph, places, list(outputs)
+        return graph, place, outputs
 
 
 class CapturedPacked:
-    """The `step`, captured for the `cache` of one runner, and anew when its pool has grown.
+    """The `step`, captured for the `cache` of one runner, and anew when its pool has grown. Of a
+    `shared` model other processes run their part at the same time.
 
     Padding is written to the pool's first block, which no row holds, and sees nothing."""
 
-    def __init__(self, step: PackedStep, cache: PooledCache) -> None:
-        self._eager, self._cache = step, cache
+    def __init__(self, step: PackedStep, cache: PooledCache, shared: bool = False) -> None:
+        self._eager, self._cache, self._shared = step, cache, shared
         self._step: Step = step
         self._renew()
 
@@ -96,19 +99,27 @@ class CapturedPacked:
             [] if features is None else [features.tensor],
         )
         self._version = self._cache.version
-        self._captured = Captured(self._unpacked, self._cache.table.device)
+        self._captured = Captured(self._cache.table.device)
 
     def warm_up(self, kinds: int, agree: Callable[[bool], bool]) -> None:
-        """Capture the graphs of chains, with fused kernels where torch's compiler can make them.
-        Raises :class:`CannotCompile`."""
+        """Capture the graphs of chains, with fused kernels where torch's compiler can make them,
+        as all processes of a shared model `agree`. Raises :class:`CannotCompile`."""
+        traced = True
         try:
             self._step = fused(self._eager, *self._stores, self._cache.table, kinds)
-            self._capture(kinds)
         except Exception as error:  # of any of torch's compilers; graphs do without them
-            log.warning("capturing kernels as they are: %s", first_line(error))
-            self._step = self._eager
-            self._renew()
-            self._capture(kinds)
+            traced = False
+            log.warning(_AS_THEY_ARE, first_line(error))
+        if agree(traced):
+            try:
+                return self._capture(kinds)
+            except Exception as error:  # the same
+                if self._shared:  # the others may be waiting in an exchange, not for a vote
+                    raise
+                log.warning(_AS_THEY_ARE, first_line(error))
+        self._step = self._eager
+        self._renew()
+        self._capture(kinds)
 
     def _capture(self, kinds: int) -> None:
         size = _LEAST
@@ -137,12 +148,12 @@ class CapturedPacked:
             flat += _padded(plan.tokens, 5 * n)
         for plan in seen:
             flat += _padded(plan.nodes, k)
-        inputs = [torch.tensor(flat, dtype=torch.int32)]
-        outputs = self._captured.run(inputs, (n, m, k, len(seen)))
+        numbers = torch.tensor(flat, dtype=torch.int32)
+        outputs = self._captured.run(self._unpacked, numbers, (n, m, k, len(seen)))
         # The next run writes to the same memory.
         return [output[: len(wanted)].clone() for output in outputs]
 
-    def _unpacked(self, flat: Tensor, sizes: tuple[int, int, int, int]) -> Sequence[Tensor]:
+    def _unpacked(self, flat: Tensor, sizes: Sizes) -> Sequence[Tensor]:
         n, m, k, kinds = sizes
         feed, wanted, *rest = flat.split([4 * n, m, *[5 * n] * kinds, *[k] * kinds])
         return self._step(

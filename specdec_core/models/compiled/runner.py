@@ -23,7 +23,8 @@ from specdec_core.models.runner import Batch, Output
 class CompiledRunner(LocalRunner):
     """Forwards are graphs over the cache of an `eager` runner: on a CPU compiled ahead of time and
     kept on disk, on a GPU captured as CUDA graphs. Where the model cannot be compiled, the eager
-    runner takes over after one warning; of a model that several processes share, in all of them.
+    runner takes over after one warning; of a model that several processes share, in all of them, or
+    :class:`CannotCompile` is raised: a process alone would exchange other tensors than the others.
 
     `weights` is the digest of the weights in this process. The graphs of a `draft` also return how
     sure it is.
@@ -41,8 +42,9 @@ class CompiledRunner(LocalRunner):
         with torch.inference_mode():
             try:
                 self._graphs = _graphs(eager, weights, draft)
+                self._graphs.warm_up(len(eager.windows), eager.agree)
             except CannotCompile as reason:
-                self._give_up(reason)
+                self._give_up(reason, alone=self._graphs is not None)
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
@@ -61,7 +63,7 @@ class CompiledRunner(LocalRunner):
             try:
                 return self._by_graph(self._graphs, batch)
             except CannotCompile as reason:
-                self._give_up(reason)
+                self._give_up(reason, alone=True)
         return self._eager._forward(batch)
 
     def _by_graph(self, graphs: PackagedPacked | CapturedPacked, batch: Batch) -> Output:
@@ -77,14 +79,16 @@ class CompiledRunner(LocalRunner):
         logits, chosen, hidden, *confidence = outputs
         return Output(batch.counts, logits, hidden if self._watched else None, chosen, *confidence)
 
-    def _give_up(self, reason: CannotCompile) -> None:
+    def _give_up(self, reason: CannotCompile, alone: bool) -> None:
+        if alone and self._eager.shared:  # the group must be started again, not wait forever
+            raise reason
         warnings.warn(f"running without compiled graphs: {reason}", stacklevel=3)
         self._graphs = None
         self._eager.watch_hidden(self._watched)
 
 
 def _graphs(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked | CapturedPacked:
-    """The graphs of the eager runner's model, ready to run. Raises :class:`CannotCompile`, in all
+    """The graphs of the eager runner's model, not warm yet. Raises :class:`CannotCompile`, in all
     processes that share the model or in none."""
     graphs, reason = None, CannotCompile("another process that shares the model has no graphs")
     try:
@@ -93,7 +97,6 @@ def _graphs(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked | C
         reason = own
     if not eager.agree(graphs is not None) or graphs is None:
         raise reason
-    graphs.warm_up(len(eager.windows), eager.agree)
     return graphs
 
 
@@ -104,7 +107,7 @@ def _prepared(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked |
         raise CannotCompile("graphs are of packed rows, and this model's rows are run one by one")
     step, model = PackedStep(eager, draft), eager.model
     if isinstance(eager.cache, PooledCache):
-        return CapturedPacked(step, eager.cache)
+        return CapturedPacked(step, eager.cache, eager.shared)
     sizes = eager.last_position, eager.vocab_size
     facts = [model.dtype, weights, *sizes, eager.feature_layers, draft]
     graphs = PackagedPacked(Packages(step, model.config, facts), eager.cache)

@@ -18,6 +18,7 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.row_attention.plans import OperatorPlan, RowMask
 
 _MOST = 1 << 20  # of any dimension that varies
+_MOST_PLACES = (1 << 31) - 1  # of a pool, which counts all rows together; they come as int32
 
 
 class PackedStep(nn.Module):
@@ -113,7 +114,8 @@ def example(
     stores like these, in a pool where it has `blocks`."""
     device, rows = keys[0].device, 2 if blocks is None else 1
     n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
-    slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))
+    slots = Dim("slots", min=2, max=_MOST)
+    positions = Dim("positions", min=2, max=_MOST if blocks is None else _MOST_PLACES)
     sees = torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32, device=device)
     # No tensor twice: a graph would take two inputs for one.
     inputs = (
@@ -131,5 +133,5 @@ def example(
     sizes += [[varies] * len(stores) for stores in (keys, values, features)]
     if blocks is None:
         return inputs, tuple(sizes)
-    slots, count = (Dim(name, min=2, max=_MOST) for name in ("slots", "blocks"))
+    count = Dim("blocks", min=2, max=_MOST)
     return (*inputs, blocks.new_zeros((2, 2))), (*sizes, {0: slots, 1: count})

@@ -16,9 +16,13 @@ from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.models import huge_pages
 from specdec_core.models.cache import PooledCache, SlotCache, Store
+from specdec_core.models.compiled import CompiledRunner, captured
+from specdec_core.models.eager import EagerRunner
+from tests.conftest import tiny_llama
 from tests.specdec_core.drafting.pearl.in_turns import InTurns, linked
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter
+from tests.specdec_core.models.test_captured import AtOnce
 
 SLOTS, TOKENS, HEADS, SIZE, LAYERS = 4, 1500, 8, 64, 2
 HELD = SLOTS * TOKENS * LAYERS * 2 * HEADS * SIZE * 4  # bytes of keys and values in float32
@@ -128,6 +132,18 @@ def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, bare_home, monkeypa
 
     decode()
     assert not any(store() for store in made)
+
+
+@pytest.mark.filterwarnings("error:running without")
+def test_the_pool_of_captured_graphs_goes_with_their_runner(monkeypatch, uncollected):
+    monkeypatch.setattr(captured, "fused", lambda step, *_: step)
+    monkeypatch.setattr(captured, "Captured", AtOnce)
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320)
+    below = EagerRunner(model, 3, 200, compact=True, pooled=True, cache_tokens=1)
+    runner = CompiledRunner(below, "weights")
+    gone = weakref.ref(runner.cache)
+    del below, runner
+    assert gone() is None
 
 
 MIB = 1 << 20

@@ -3,8 +3,8 @@
 Without a GPU what a graph would replay is run at once, on the same padded inputs.
 """
 
-from collections.abc import Hashable
 from functools import cache
+from itertools import count
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import captured as packed
+from specdec_core.models.compiled.failures import CannotCompile
+from specdec_core.models.compiled.step import example
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
@@ -28,13 +30,11 @@ TREE = [-1, 0, 0, 1, 2, 3, 3]
 class AtOnce:
     """In the place of captured graphs: the step itself."""
 
-    def __init__(self, step, device):
-        self._step = step
-        self.kinds: set[Hashable] = set()
+    def __init__(self, device):
+        pass
 
-    def run(self, inputs, kind=None):
-        self.kinds.add((kind, *(tensor.shape for tensor in inputs)))
-        return self._step(*inputs, kind)
+    def run(self, step, flat, sizes):
+        return step(flat, sizes)
 
 
 def two_kinds_of_layers():
@@ -121,6 +121,49 @@ def test_padding_never_touches_a_text_that_fills_its_slot(runners):
     with pytest.raises(ValueError, match="do not fit"):
         runners[1].forward(Batch([0], [[1] * room]))
     assert runners[1].lengths == lengths
+
+
+def test_a_pool_may_hold_more_tokens_than_any_row():
+    stores = [torch.zeros(1, 2, 64, 8)]
+    _, shapes = example(stores, stores, [], 1, torch.zeros((2, 2), dtype=torch.int32))
+    keys, values = shapes[4:6]
+    assert keys[0][2].max == values[0][2].max >= 1 << 24
+
+
+def test_a_process_never_gives_up_graphs_of_a_shared_model_alone(monkeypatch):
+    """The others would wait for what it exchanges."""
+    calls = count(1)
+
+    class FailsOnce(AtOnce):
+        fails_at = 3  # of the first graphs
+
+        def run(self, *arguments):
+            if next(calls) == self.fails_at:
+                raise CannotCompile("no memory left")
+            return super().run(*arguments)
+
+    monkeypatch.setattr(packed, "fused", lambda step, *_: step)
+    monkeypatch.setattr(packed, "Captured", FailsOnce)
+    model = tiny_llama(0, hidden=32, layers=2, vocab=320)
+    votes: list[bool] = []
+
+    def agree(own):
+        votes.append(own)
+        return own
+
+    def opened():
+        below = EagerRunner(
+            model, 3, POSITIONS, compact=True, pooled=True, cache_tokens=1, agree=agree
+        )
+        return CompiledRunner(below, "weights")
+
+    with pytest.raises(CannotCompile, match="no memory left"):
+        opened()
+    runner = opened()
+    assert all(votes)
+    FailsOnce.fails_at = next(calls) + 1
+    with pytest.raises(CannotCompile, match="no memory left"):
+        runner.forward(Batch([0], [[5]]))
 
 
 @NEEDS_GPU
