@@ -326,7 +326,8 @@ def _known_champion(deployment: Deployment, engine: str | None) -> int | None:
     file was not asked to serve the champion that there is."""
     if deployment.version is not None:
         return deployment.version
-    from dashboards.tracking.registry import champion_version, model_of
+    from dashboards.tracking.certificates import model_of
+    from dashboards.tracking.registry import champion_version
 
     return champion_version(model_of(deployment.pair.name, engine))
 

@@ -120,7 +120,8 @@ def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
     prompt without a category gets the name of its source."""
     names = {source: _name_of(source) for source in sources}
     if len(sources) == 1:
-        yield from _read_source(*sources, *names.values(), tokenizer)
+        [(source, name)] = names.items()
+        yield from _read_source(source, name, tokenizer)
         return
     for source, name in list(names.items()):  # two of one name are called by their places
         if [*map(_name_of, sources)].count(name) > 1:
