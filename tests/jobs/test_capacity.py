@@ -143,8 +143,8 @@ def test_a_report_outlives_a_store_that_is_gone(simulated, home, monkeypatch):
         raise MlflowException("gone")
 
     monkeypatch.setattr("dashboards.outputs.mlflow_runs.log_run", gone)
-    assert_refused(simulated(*LOAD, "--name", "alone"), "it is no run in MLflow")
-    assert (home / "capacity" / "alone" / "capacity.html").exists()
+    assert_refused(simulated(*LOAD, "--name", "outlives"), "it is no run in MLflow")
+    assert (home / "capacity" / "outlives" / "capacity.html").exists()
 
 
 def test_what_one_request_keeps_and_no_load_does_is_not_said_to_be_impossible():
