@@ -39,8 +39,8 @@ _FUSED: WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = WeakKeyDictionary()
 
 
 class Captured:
-    """The CUDA graphs of one step on `device`. It is given the step at each run: a method of who
-    holds the graphs would be a reference cycle, and keep them and the cache of a dropped runner."""
+    """The CUDA graphs of one step on `device`. :meth:`run` takes the step each time: kept
+    here, it would be a reference cycle, and keep the graphs and the cache of a dropped runner."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

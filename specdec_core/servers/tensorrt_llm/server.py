@@ -126,8 +126,8 @@ def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
 
 
 def _captured(draft: DraftFile) -> dict[str, Any]:
-    """The layers whose outputs a head gets. It does not read them from the head's configuration,
-    and takes its own three where they are not given."""
+    """The layers whose outputs a head gets. TensorRT-LLM does not read them from the head's
+    configuration, and takes its own three where they are not given."""
     if not draft.layers:
         return {}
     return {"eagle3_layers_to_capture": [layer - 1 for layer in draft.layers]}
