@@ -114,7 +114,7 @@ class CapturedPacked:
             try:
                 return self._capture(kinds)
             except Exception as error:  # the same
-                if self._shared:  # the others may be waiting in an exchange, not for a vote
+                if self._shared:  # other processes may wait in an exchange, not for a vote
                     raise
                 log.warning(_AS_THEY_ARE, first_line(error))
         self._step = self._eager
