@@ -50,11 +50,9 @@ def main(
     elsewhere = engine if cluster is None else f"on-{cluster.stem}"
     spec, settings = PairSpec(), {}
     if config is not None:
-        from specdec_core.search.plan import load_plan
+        from specdec_core.search.plan import read_plan
 
-        # Its search may name drafts, and need devices, that only the command has.
-        changes = options.pair_changes(target, draft, max_length) or None
-        plan = load_plan(config, **options.given(pair=changes, cluster=cluster))
+        plan = read_plan(config)  # its search may need drafts, heads and devices that are not here
         spec, settings = plan.pair, plan.forwards.model_dump(exclude_none=True)
     spec = options.chosen_pair(spec, target, draft, max_length)
     lists = {"widths": widths, "contexts": contexts, "batches": batches}

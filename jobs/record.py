@@ -17,7 +17,7 @@ from specdec_core.config import Placement, Sampling, parse
 if TYPE_CHECKING:
     from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.recordings.schema import Recording
-    from specdec_core.search.plan import ResolvedPlan
+    from specdec_core.search.plan import Plan
     from specdec_core.servers.answers import ServerAddress
 
 
@@ -111,14 +111,11 @@ def main(
         raise UserError("--cluster is for this library's engine, and --server has its own devices")
     # Ray and torch take seconds to import.
     from specdec_core.recordings.plan import RecordingPlan
-    from specdec_core.search.plan import load_plan
+    from specdec_core.search.plan import read_plan
     from specdec_core.servers.answers import ServerAddress
 
-    base: RecordingPlan | ResolvedPlan = RecordingPlan()
-    if config is not None:
-        # Its search may name drafts, and need devices, that only the command has.
-        pair = options.pair_changes(target, draft, max_length, compile) or None
-        base = load_plan(config, **options.given(pair=pair, cluster=cluster))
+    # The search of a sweep file may need drafts, heads and devices that are not here.
+    base: RecordingPlan | Plan = RecordingPlan() if config is None else read_plan(config)
     changes = options.given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
     sampling = parse(Sampling, base.sampling.model_dump() | changes, "sampling")
     source = options.given(source=prompts, limit=limit, chat_template=chat_template)

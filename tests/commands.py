@@ -87,12 +87,12 @@ def plan_file(folder: Path, name: str = "sweep", **plan: object) -> Path:
     return path
 
 
-def plan_of_mine(folder: Path) -> tuple[Path, Path]:
-    """A sweep file whose search drafts with `mine`, which its pair lacks, on a device of its own;
-    and the placement that has one."""
-    drafter = {"kind": "draft_model", "draft": "mine"}
-    plan = plan_file(folder, search=[{"drafter": {"kind": "pearl", "drafter": drafter}}])
-    return plan, plan_file(folder, "placement", draft={"devices": 1})
+# Drafters of a search that a pair on one device cannot try whose only draft is `mine`.
+UNTRIED: list[dict[str, Any]] = [
+    {"kind": "draft_model", "draft": "theirs"},
+    {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "*"}},
+    {"kind": "pearl"},
+]
 
 
 def sweep_plan(spec: PairSpec, prompts: Path, /, **changes: object) -> Plan:

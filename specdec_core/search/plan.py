@@ -381,11 +381,11 @@ def _kind(part: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:
-    """Read a sweep file and resolve it; `overrides` replace its top-level values
+def read_plan(path: str | Path, **overrides: Any) -> Plan:
+    """Read a sweep file, but do not resolve its search; `overrides` replace its top-level values
     (:func:`specdec_core.config.overridden`).
 
-    Raises :class:`UserError` for anything wrong in it, every configuration included."""
+    Raises :class:`UserError` for anything wrong in it except in its search."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with a search in it")
@@ -394,4 +394,11 @@ def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:
             f"{path}: one configuration, as `specdec serve --config` takes it; a sweep file has"
             " `search:`, a list of such configurations"
         )
-    return parse(Plan, overridden(content, overrides), str(path)).resolve(str(path))
+    return parse(Plan, overridden(content, overrides), str(path))
+
+
+def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:
+    """Read a sweep file as :func:`read_plan` does, and resolve it.
+
+    Raises :class:`UserError` for anything wrong in it, every configuration included."""
+    return read_plan(path, **overrides).resolve(str(path))

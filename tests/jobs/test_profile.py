@@ -5,7 +5,7 @@ import pytest
 from jobs.profile import main
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
-from tests.commands import QUICK, assert_refused, assert_shown, plan_file, plan_of_mine, printed
+from tests.commands import QUICK, UNTRIED, assert_refused, assert_shown, plan_file, printed
 
 PLACEMENTS = Path(__file__).parents[2] / "cluster"
 
@@ -40,13 +40,12 @@ def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
     assert [m.width for m in Profile.load(out).drafts["d"].measurements] == [1, 3]
 
 
-def test_a_sweep_file_is_read_with_the_drafts_and_devices_of_the_command(
-    command, tmp_path, monkeypatch
-):
-    def load(spec, placement, _):
-        raise UserError(f"{spec.drafts} on {placement.draft.devices}")
+@pytest.mark.parametrize("drafter", UNTRIED)
+def test_a_sweep_file_gives_its_pair_whatever_it_searches(command, tmp_path, monkeypatch, drafter):
+    def load(spec, *_):
+        raise UserError(f"loads {spec.target} and {spec.drafts}")
 
     monkeypatch.setattr("cluster.placed_engine.loaded_pair", load)
-    config, cluster = plan_of_mine(tmp_path)
-    arguments = ["--config", config, "--target", "x", "--draft", "mine=y", "--cluster", cluster]
-    assert_refused(command(main, tmp_path, *arguments), "error: {'mine': 'y'} on 1\n")
+    config = plan_file(tmp_path, search=[{"drafter": drafter}])
+    arguments = ["--config", config, "--target", "x", "--draft", "mine=y"]
+    assert_refused(command(main, tmp_path, *arguments), "error: loads x and {'mine': 'y'}\n")

@@ -7,7 +7,7 @@ import pytest
 
 from jobs import record
 from specdec_core.recordings.schema import Recording
-from tests.commands import assert_shown, plan_file, plan_of_mine, printed, prompts_file, stopped
+from tests.commands import UNTRIED, assert_shown, plan_file, printed, prompts_file, stopped
 
 
 def whole_shards(home):
@@ -15,16 +15,19 @@ def whole_shards(home):
     return {file: file.stat().st_mtime_ns for file in home.glob("traces/*/prompts/shard-*.parquet")}
 
 
-def test_a_sweep_file_is_read_with_the_drafts_and_devices_of_the_command(
-    command, tmp_path, monkeypatch
+@pytest.mark.parametrize("drafter", UNTRIED)
+@pytest.mark.parametrize("drafts", [{}, {"mine": "y"}], ids=str)
+def test_a_sweep_file_gives_its_settings_whatever_it_searches(
+    command, tmp_path, monkeypatch, drafts, drafter
 ):
+    """A head in it may have to be trained on this recording first."""
     recorded = []
     monkeypatch.setattr(record, "record", lambda plan, *_: recorded.append(plan))
     monkeypatch.setattr(record, "show", lambda _: None)
-    config, cluster = plan_of_mine(tmp_path)
-    arguments = ["--config", config, "--target", "x", "--draft", "mine=y", "--cluster", cluster]
-    printed(command(record.main, tmp_path, *arguments))
-    assert [plan.pair.drafts for plan in recorded] == [{"mine": "y"}]
+    config = plan_file(tmp_path, max_new_tokens=7, search=[{"drafter": drafter}])
+    named = [f"--draft={name}={model}" for name, model in drafts.items()]
+    printed(command(record.main, tmp_path, "--config", config, "--target", "x", *named))
+    assert [(plan.pair.drafts, plan.max_new_tokens) for plan in recorded] == [(drafts, 7)]
 
 
 @pytest.mark.long
