@@ -235,15 +235,21 @@ def _registered(server: RunningServer, which: Any) -> Deployment:
 def follow_champion(url: str, version: int | None, seconds: float) -> None:
     """Check for a new champion with a certificate, for ever, and have the server serve it. Each
     obstacle is reported once, and the server stays unchanged. A champion that it refuses is not
-    tried again; one that fails for any other reason is."""
+    tried again; one that fails for any other reason is. A champion is new after the registered
+    `version` that the server serves or, where it serves a file, after the one that the first
+    successful look finds: the server was not asked to serve that."""
     from cluster.serving.control import Refusal, find_server
     from dashboards.tracking.registry import champion_version
 
     server, said = find_server(url), set[str]()
+    known, wait = version is not None, 0.0  # the first look is at once
     while True:
-        time.sleep(seconds)
+        time.sleep(wait)
+        wait = seconds
         try:
             newest = champion_version(_model(server))
+            if not known:
+                version, known = newest, True
             if newest == version:
                 continue
             if newest == server.health()["version"]:  # by `specdec deploy`

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from cluster.serving.http.access import Access
     from cluster.serving.http.samples import PromptSampling
-    from cluster.serving.served import Deployment
     from cluster.serving.start import Start
 
 
@@ -296,7 +295,6 @@ def main(
     command = read_command(on_drift)
     check_exposed(host, start.access.keys, no_auth)
     start = replace(start, samples=_sampling(given))
-    known = None if follow is None else _known_champion(start.deployment, given.engine)
     on_stop(signal.default_int_handler)  # until it serves
     try:
         with (
@@ -308,7 +306,7 @@ def main(
             running = find_server(url)
             with watched(running, command, warn) if command else nullcontext():
                 if follow is not None:
-                    arguments = url, known, follow
+                    arguments = url, start.deployment.version, follow
                     Thread(target=follow_champion, args=arguments, daemon=True).start()
                 try:
                     wait_for_stop(check_alive)
@@ -319,17 +317,6 @@ def main(
     except KeyboardInterrupt:
         pass
     console.print("stopped")
-
-
-def _known_champion(deployment: Deployment, engine: str | None) -> int | None:
-    """The version after which a champion is new to a server: the one that it serves. A server of a
-    file was not asked to serve the champion that there is."""
-    if deployment.version is not None:
-        return deployment.version
-    from dashboards.tracking.certificates import model_of
-    from dashboards.tracking.registry import champion_version
-
-    return champion_version(model_of(deployment.pair.name, engine))
 
 
 def _end_within(seconds: float) -> None:

@@ -16,6 +16,7 @@ import pytest
 import ray
 import ray.serve
 import yaml
+from mlflow.exceptions import MlflowException
 from ray.serve.config import HTTPOptions
 
 from cluster.serving import control, deployment, drift
@@ -240,6 +241,25 @@ class Server:
         return deployment
 
 
+def follow(monkeypatch, spec, server, version, looks):
+    """Follow a registry in which the looks find champions of these versions, or errors, in turn."""
+    found = iter(looks)
+
+    def look(_):
+        champion = next(found, KeyboardInterrupt())
+        if isinstance(champion, BaseException):
+            raise champion
+        return champion
+
+    champion = Deployment(pair=spec, configuration=LOOKUP, version=looks[-1], certificate="sure")
+    monkeypatch.setattr(deploy, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(control, "find_server", lambda _: server)
+    monkeypatch.setattr(registry, "champion_version", look)
+    monkeypatch.setattr(deploy, "_registered", lambda *_: champion)
+    with pytest.raises(KeyboardInterrupt):
+        deploy.follow_champion("here", version, 1)
+
+
 @pytest.mark.parametrize(
     ("errors", "asked"),
     [
@@ -250,20 +270,39 @@ class Server:
 def test_a_champion_is_given_up_only_where_the_server_refuses_it(
     errors, asked, tiny_spec, monkeypatch
 ):
-    server, looks = Server(*errors), iter(range(5))
-    champion = Deployment(pair=tiny_spec, configuration=LOOKUP, version=2, certificate="sure")
-
-    def sleep(_):
-        if next(looks, None) is None:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(deploy, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(control, "find_server", lambda _: server)
-    monkeypatch.setattr(registry, "champion_version", lambda _: 2)
-    monkeypatch.setattr(deploy, "_registered", lambda *_: champion)
-    with pytest.raises(KeyboardInterrupt):
-        deploy.follow_champion("here", 1, 1)
+    server = Server(*errors)
+    follow(monkeypatch, tiny_spec, server, version=1, looks=[2] * 5)
     assert server.asked == asked
+
+
+AWAY = MlflowException("the registry does not answer")
+
+
+@pytest.mark.parametrize(
+    ("looks", "asked"),
+    [([4, 4], 0), ([AWAY, 4, 4], 0), ([AWAY, 4, AWAY, 5, 5], 1), ([None, 5], 1)],
+    ids=str,
+)
+def test_a_server_of_a_file_waits_for_another_champion_than_the_first_that_is_found(
+    looks, asked, tiny_spec, monkeypatch
+):
+    server = Server()
+    follow(monkeypatch, tiny_spec, server, version=None, looks=looks)
+    assert server.asked == asked
+
+
+def test_a_server_that_follows_starts_while_the_registry_does_not_answer(
+    config, refused, monkeypatch
+):
+    def away(*_):
+        raise AWAY
+
+    def serving(*_, **__):
+        raise UserError("it starts")
+
+    monkeypatch.setattr(registry, "champion_version", away)
+    monkeypatch.setattr(deployment, "serving", serving)
+    assert refused("--config", config, "--follow", 60) == "error: it starts"
 
 
 def test_a_canary_whose_server_is_started_again_is_one_line(tiny_pair, monkeypatch):
@@ -301,6 +340,7 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
         certificate_of(tiny_spec, LOOKUP).save()
 
     story: list[tuple[Callable[[], object], str]] = [  # before a look, and what that has to say
+        (lambda: None, ""),
         (lambda: appointed(tiny_spec, LOOKUP), "no certificate"),
         (lambda: None, ""),
         (lambda: artifacts.rename(away), "champion.yaml"),
@@ -322,15 +362,6 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
     for found, (_, expected) in zip(said[1:], story, strict=True):
         assert expected in found
         assert bool(found) == bool(expected), found
-
-
-def test_a_server_of_a_file_waits_for_another_champion_than_the_one_there_is(home, tiny_spec):
-    made = deployment_of(tiny_spec, LOOKUP, "config.yaml")
-    assert serve._known_champion(made, None) is None
-    appointed(tiny_spec, SUFFIX)
-    assert serve._known_champion(made, None) == 1
-    assert serve._known_champion(made, "vllm") is None
-    assert serve._known_champion(made.model_copy(update={"version": 7}), None) == 7
 
 
 def test_a_server_of_another_program_follows_its_own_champion(home, url, tiny_spec):
