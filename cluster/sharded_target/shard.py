@@ -29,6 +29,7 @@ from cluster.sharded_target.exchange import (
 from cluster.sharded_target.messages import LARGEST, Call, ShardFailed, decode, encode
 from cluster.sharded_target.shard_weights import load_heads, load_layers
 from cluster.sharded_target.store import BoardStore
+from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, WireListener, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
@@ -86,7 +87,8 @@ class Shard:
             self._open = self._open_part
 
     def _open_part(self, slots: int, cache_tokens: int | None) -> ModelRunner:
-        """A runner of this rank's part, which all ranks open."""
+        """A runner of this rank's part, which all ranks open. Raises :class:`UserError` where no
+        graph holds it on a GPU: alone, this rank cannot change to eager forwards."""
         runner = self.spec.runner
         eager = EagerRunner(
             self.model,
@@ -99,8 +101,15 @@ class Shard:
         if not runner.compile:
             return eager
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
+        from specdec_core.models.compiled.failures import CannotCompile
 
-        return CompiledRunner(eager, self._digest)
+        try:
+            return CompiledRunner(eager, self._digest)
+        except CannotCompile as reason:
+            raise UserError(
+                f"{self.spec.target}: no compiled graphs of its parts ({reason}): use --no-compile"
+                " (runner.compile: false)"
+            ) from None
 
     @cached_property
     def _digest(self) -> str:
