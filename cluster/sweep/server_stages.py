@@ -236,7 +236,7 @@ class ServerStages:
         self, recording: Recording, profile: Profile, modes: Mapping[str, Mode]
     ) -> Simulated:
         wanted = [c for mode in modes.values() if (c := mode.configuration) is not None]
-        hidden = any(each.heads for each in wanted)
+        hidden = any(each.reads_hidden for each in wanted)
         replay = Replay(recording, hidden=hidden, profile=profile)
         assert self.plan.workload is not None  # it was checked
         ranked = [c for c in wanted if replayable(replay, profile, c) and can_simulate(replay, c)]

@@ -15,6 +15,7 @@ from dashboards.reports.server_sweep import report
 from jobs import profile
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.policies.heuristic import HeuristicPolicy
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.plug_in_drafter import check_chains
@@ -236,6 +237,15 @@ def test_a_plug_in_gets_the_costs_that_a_policy_asks_for_from_the_profile(plan, 
     assert not result.configurations[name].unpriced
     [load] = result.race.loads
     assert result.expected[name][load.key] > 0
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_policy_that_reads_hidden_states_without_a_head_is_ranked(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(HeuristicPolicy, "needs_hidden", True)
+    reading = configured(chain("heuristic"))
+    given = plan.model_copy(update={"configurations": (reading,)})
+    result, *_ = run_server_sweep(given, PlugInServer(), tmp_path, "", "mine")
+    assert (result.ranked, result.left_out) == (2, [])  # it, and the server's own chain
 
 
 def test_a_server_is_not_swept_by_other_texts_than_its_own_greedy_ones(plan):
