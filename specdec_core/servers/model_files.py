@@ -61,8 +61,8 @@ def models_of(
         if heads is None:
             return DraftFile(_place(model), "other")
         stored = _stored_kind(model) if heads == "specforge" else None
-        if stored == "eagle":
-            return DraftFile(_place(model), "eagle")
+        if stored is not None and (stored == "eagle" or not server.told_layers):
+            return DraftFile(_place(model), stored)  # whether or not this library can read it
         try:
             layers, place = head_settings(model, target).feature_layers, _place(model)
             if stored is None:

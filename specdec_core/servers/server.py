@@ -39,7 +39,7 @@ class DraftFile(NamedTuple):
     """A draft as another program finds it: its folder or hub id, and its kind. `eagle` is a head of
     EAGLE or EAGLE-2; the program does not read the kind `other`, and `refused` may give the reason.
     A `padded` model has the target's tokens, but a different number of logits. An EAGLE-3 head
-    reads the inputs of the target's `layers`."""
+    reads the inputs of the target's `layers`; a program that is not told them may get none."""
 
     place: str
     kind: DraftKind
@@ -159,6 +159,7 @@ class Server(ABC):
     files: ClassVar[tuple[str, ...]] = ()  # that may be written for it
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
     heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
+    told_layers: ClassVar[bool] = False  # whether its settings have the layers that a head reads
     gguf: ClassVar[bool] = False  # whether it reads GGUF files
     eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy

@@ -30,6 +30,7 @@ class TensorRtLlm(Server):
     version = "1.3.0rc29"
     files = (FILE,)
     heads = "specforge"
+    told_layers = True
 
     def settings_for(self, drafter: DrafterSettings, models: Models) -> Counterpart | None:
         if (chain := fixed_chain(drafter)) is not None:

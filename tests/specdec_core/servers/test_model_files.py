@@ -90,7 +90,8 @@ def test_a_head_of_ours_is_written_for_those_that_read_it(tiny_pair, tmp_path, f
         config = json.loads((Path(draft.place) / "config.json").read_text())
         assert config["architectures"] == [architecture]
         assert "fc.weight" in load_file(Path(draft.place) / "model.safetensors")  # not packed
-    assert head_file(tiny_pair, Path(draft.place), "sglang") == draft  # as it is
+    stored = head_file(tiny_pair, Path(draft.place), "sglang")
+    assert stored == DraftFile(draft.place, "eagle3")  # as it is
     assert head_file(tiny_pair, tmp_path / "head", "transformers").kind == "other"
 
 
@@ -109,6 +110,21 @@ def test_a_head_is_written_without_the_targets_weights(tiny_pair, tmp_path):
 def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair, tmp_path):
     folder = eagle_one(tiny_pair, tmp_path / "its own", "LlamaForCausalLMEagle")
     assert head_file(tiny_pair, folder, "sglang") == DraftFile(str(folder), "eagle")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_hidden_layers": 2}, {"quantization_config": {"quant_method": "fp8"}}], ids=str
+)
+def test_a_head_that_only_sglang_reads_is_refused_where_its_layers_are_asked_for(
+    tiny_pair, tmp_path, changes
+):
+    folder = tmp_path / "head"
+    save_head_of(tiny_pair, folder, "specforge", feature_layers=(1,))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    assert head_file(tiny_pair, folder, "sglang") == DraftFile(str(folder), "eagle3")
+    refused = head_file(tiny_pair, folder, "trtllm")
+    assert (refused.kind, refused.refused is None) == ("other", False)
 
 
 @pytest.mark.parametrize(
