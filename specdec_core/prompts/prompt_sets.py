@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -123,9 +124,11 @@ def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
         [(source, name)] = names.items()
         yield from _read_source(source, name, tokenizer)
         return
-    for source, name in list(names.items()):  # two of one name are called by their places
-        if [*map(_name_of, sources)].count(name) > 1:
-            names[source] = str(Path(source).with_suffix(""))
+    # Two of one name are called by their places, and two of one place with their suffixes, too.
+    places = {source: str(Path(source).parent / Path(source).stem) for source in names}
+    for longer in (places, {source: source for source in names}):
+        count = Counter(names.values())
+        names = {s: longer[s] if count[name] > 1 else name for s, name in names.items()}
     found_in: dict[str, str] = {}
     left = {source: _read_source(source, names[source], tokenizer) for source in sources}
     while left:

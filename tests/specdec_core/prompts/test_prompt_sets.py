@@ -351,6 +351,17 @@ class TestMixtures:
         assert len({p.category for p in mixed}) == 2
         assert load_prompts(str(files[0]))[0].id == "test/0"
 
+    def test_files_that_differ_in_the_suffix_alone_are_told_apart_by_it(self, tmp_path):
+        folder = tmp_path / "more"
+        folder.mkdir()
+        files = [tmp_path / "train.jsonl", tmp_path / "train.json", folder / "train.jsonl"]
+        for file in files:
+            write(file, {"prompt": file.name})
+        mixed = load_prompts(",".join(map(str, files)))
+        names = [str(files[0]), str(files[1]), str(folder / "train")]
+        assert [p.category for p in mixed] == names
+        assert [p.id for p in mixed] == [f"{name}/0" for name in names]
+
     def test_an_id_in_two_sources_is_refused(self, tmp_path):
         first = write(tmp_path / "first.jsonl", {"prompt": "a", "id": "1"})
         second = write(tmp_path / "second.jsonl", {"prompt": "b", "id": "1"})
