@@ -156,6 +156,7 @@ def deployment_of(
         certificate=None if certificate is None else certificate.sentence,
         learned=None if fresh or engine is not None else learned_state(spec, configuration),
         weights=weights_here(spec, [configuration]),
+        fresh=fresh,
     )
 
 

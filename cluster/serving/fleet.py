@@ -225,9 +225,11 @@ class Fleet(Generic[S]):
         return self.deployment
 
     def _run_here(self, deployment: Deployment) -> Deployment:
-        """The same as this server runs it: see :func:`run_as`."""
-        pair = run_as(self.deployment.pair, deployment.pair)
-        return deployment.model_copy(update={"pair": pair})
+        """The same as this server runs it: see :func:`run_as`. One that was started fresh learns
+        nothing that lasts."""
+        pair, fresh = run_as(self.deployment.pair, deployment.pair), self.deployment.fresh
+        learned = None if fresh else deployment.learned
+        return deployment.model_copy(update={"pair": pair, "fresh": fresh, "learned": learned})
 
     @property
     def _elsewhere(self) -> bool:

@@ -32,6 +32,7 @@ class Deployment(Value):
         certificate: the statement of its certificate, if it has one.
         learned: the file of its drafter's state, if that learns while it is served.
         weights: digests of its weights (:func:`weights_here`); None where they are not known.
+        fresh: whether its server neither uses nor keeps what is learned while serving.
     """
 
     pair: PairSpec
@@ -41,6 +42,7 @@ class Deployment(Value):
     certificate: str | None = None
     learned: Path | None = None
     weights: dict[str, str] | None = None
+    fresh: bool = False
 
     @property
     def public(self) -> dict[str, Any]:

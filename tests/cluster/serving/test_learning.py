@@ -14,7 +14,7 @@ import pytest
 
 from cluster.serving import engine_fleet, served
 from cluster.serving.canary import COUNTED, PAIRS, Canary, check_comparable
-from cluster.serving.deployment import learned_state
+from cluster.serving.deployment import deployment_of, learned_state
 from cluster.serving.drift import WEEK, Drift
 from cluster.serving.served import Deployment
 from specdec_core.base.errors import UserError
@@ -25,7 +25,7 @@ from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import CHAIN, LOSSY
-from tests.local_server import opened, served_of, service_of
+from tests.local_server import fleet_of, opened, served_of, service_of
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
@@ -143,6 +143,19 @@ def test_each_configuration_is_kept_by_itself_in_the_workspace(tiny_spec, bare_h
     missing = BanditSettings(arms=[1, 2], state=str(bare_home / "none.json"))
     with pytest.raises(UserError, match="no saved state can be read"):
         learned_state(tiny_spec, Configuration(drafter=missing))
+
+
+@pytest.mark.usefixtures("bare_home")
+async def test_what_is_deployed_to_a_fresh_server_neither_uses_nor_keeps_what_is_learned(tiny_pair):
+    first = deployment_of(tiny_pair.spec, CHAIN, fresh=True)
+    wanted = deployment_of(tiny_pair.spec, BANDIT)
+    async with fleet_of(Engine(tiny_pair, CHAIN), deployment=first) as fleet:
+        found = await fleet.deploy(wanted)
+        assert found == wanted.model_copy(update={"fresh": True, "learned": None})
+        async for _ in await fleet.submit([Request("r", (5, 6, 7), 8, ignore_eos=True)]):
+            pass
+    assert wanted.learned is not None
+    assert not wanted.learned.exists()
 
 
 @pytest.fixture(scope="module")
