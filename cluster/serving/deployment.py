@@ -37,7 +37,7 @@ from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
 
 _LOOK = 0.1  # seconds between checks whether the server has drained
-_CLOSING = 1.0  # seconds in which a server that has drained ends
+_CLOSING = 15.0  # seconds in which a server that has drained ends; its command waits for 20
 _ENDING = 60.0  # seconds that Ray Serve may take for that, on a busy machine
 REFUSALS = 64  # requests beyond the queue, which are being refused
 

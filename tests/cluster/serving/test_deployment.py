@@ -10,8 +10,9 @@ import psutil
 import pytest
 from ray import serve
 
-from cluster.serving import deployment
+from cluster.serving import control, deployment, engine_process
 from cluster.serving.start import Start
+from jobs.serve import ENDING
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
 from specdec_core.engine import Engine, Request
@@ -153,6 +154,16 @@ def test_replicas_that_the_autoscaler_makes_room_for_are_not_refused(
     assert cores * processes == 1000 * tiny_spec.runner.threads
     with pytest.raises(UserError, match="the cluster"):
         deployment.check_room(start)
+
+
+def test_a_server_whose_answers_take_the_whole_drain_has_the_time_to_end_its_engines(
+    ray_running, tiny_spec
+):
+    bound = deployment._bound(Start(deployment.deployment_of(tiny_spec, FOUR)), drain=7)
+    closing = bound._bound_deployment._deployment_config.graceful_shutdown_timeout_s - 7
+    # Ray Serve kills it then. An engine's process may have to be killed, after a wait.
+    assert closing > 2 * engine_process._ENDING
+    assert closing + control._STOPPING < ENDING  # of the command
 
 
 def test_nodes_that_are_added_for_a_server_count_where_it_listens(
