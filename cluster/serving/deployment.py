@@ -6,15 +6,17 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import ActorDiedError, RayActorError
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from cluster.autoscaling import comes
 from cluster.placed_engine import check_models
@@ -222,12 +224,14 @@ def serving(
         bound = _bound(start, listener, drain)
         route = "/" if listener is None else None  # of Ray Serve's proxy
         options = {"host": host, "port": port, **(tls.options if tls else {})}
-        start_serve(HTTPOptions.model_validate(options) if listener is None else None)
+        with _serve_lasting():
+            start_serve(HTTPOptions.model_validate(options) if listener is None else None)
         try:
-            try:
-                serve.run(bound, name=name, route_prefix=route)
-            except RuntimeError:
-                raise UserError(f"the server did not start: {_failure(name)}") from None
+            with _serve_lasting():
+                try:
+                    serve.run(bound, name=name, route_prefix=route)
+                except RuntimeError:
+                    raise UserError(f"the server did not start: {_failure(name)}") from None
             url = url_of(host, port, tls is not None)
             certificate = tls.certificate if tls else None
             with announced(url, start.deployment.pair, start.operation, certificate, start.engine):
@@ -266,10 +270,24 @@ def start_serve(listening: HTTPOptions | None) -> None:
 def _end(name: str, drain: float) -> None:
     """Have Ray Serve end the application, also should this process be killed meanwhile, and wait
     until it has. Ray Serve's own wait is a minute, in which running requests may not end."""
-    serve.delete(name, _blocking=False)
-    latest = monotonic() + drain + _ENDING
-    while name in serve.status().applications and monotonic() < latest:
-        sleep(_LOOK)
+    with suppress(RayServeException, ActorDiedError):  # Ray Serve as a whole has ended
+        serve.delete(name, _blocking=False)
+        latest = monotonic() + drain + _ENDING
+        while name in serve.status().applications and monotonic() < latest:
+            sleep(_LOOK)
+
+
+@contextmanager
+def _serve_lasting() -> Iterator[None]:
+    """Raises :class:`UserError` where Ray Serve ends during the block, or takes no application: on
+    several nodes, another server that starts may end it."""
+    try:
+        yield
+    except (RayServeException, RayActorError):
+        raise UserError(
+            "the server did not start: Ray Serve was ended meanwhile, perhaps by another server of"
+            " this cluster that starts, too; give the command again"
+        ) from None
 
 
 def _failure(name: str) -> str:

@@ -9,6 +9,8 @@ import openai
 import psutil
 import pytest
 from ray import serve
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import RayServeException
 
 from cluster.serving import control, deployment, engine_process
 from cluster.serving.start import Start
@@ -164,6 +166,25 @@ def test_a_server_whose_answers_take_the_whole_drain_has_the_time_to_end_its_eng
     # Ray Serve kills it then. An engine's process may have to be killed, after a wait.
     assert closing > 2 * engine_process._ENDING
     assert closing + control._STOPPING < ENDING  # of the command
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), RayServeException("it was shut down")])
+@pytest.mark.parametrize("step", ["start", "run"])
+def test_a_server_whose_ray_serve_another_one_ends_is_one_line(
+    ray_running, bare_home, tiny_spec, monkeypatch, step, error
+):
+    def ended(*_, **__):
+        raise error
+
+    for name in ("start", "run"):
+        monkeypatch.setattr(serve, name, ended if name == step else lambda *_, **__: None)
+    monkeypatch.setattr(serve, "delete", ended)
+    start = Start(deployment.deployment_of(tiny_spec, FOUR))
+    with (
+        pytest.raises(UserError, match="did not start: Ray Serve was ended meanwhile"),
+        deployment.serving(start, port=free_port()),
+    ):
+        pass
 
 
 def test_nodes_that_are_added_for_a_server_count_where_it_listens(
