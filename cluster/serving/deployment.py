@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -17,6 +18,7 @@ from ray.exceptions import ActorDiedError, RayActorError
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from cluster.autoscaling import comes
 from cluster.placed_engine import check_models
@@ -40,6 +42,7 @@ from specdec_core.models.pair import check_pair
 
 _LOOK = 0.1  # seconds between checks whether the server has drained
 _CLOSING = 15.0  # seconds in which a server that has drained ends; its command waits for 20
+_LEAVING = 20.0  # seconds in which a server that is ending has left, by default: DRAIN and _CLOSING
 _ENDING = 60.0  # seconds that Ray Serve may take for that, on a busy machine
 REFUSALS = 64  # requests beyond the queue, which are being refused
 
@@ -243,11 +246,15 @@ def serving(
 
 def start_serve(listening: HTTPOptions | None) -> None:
     """Start Ray Serve, with a proxy that listens like this or, for None, without one. Ray Serve
-    that runs already would keep its proxy, so it is ended first where it has no applications.
-    Raises :class:`UserError` where they have another proxy, or all paths of this one."""
+    that runs already would keep its proxy, so it is ended first where it has no applications. Those
+    that are ending are waited for. Raises :class:`UserError` where others have another proxy, or
+    all paths of this one."""
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
-        there = client.get_serve_details()
+        there, latest = client.get_serve_details(), monotonic() + _LEAVING
+        while listening is not None and _ending(there) and monotonic() < latest:
+            sleep(_LOOK)
+            there = client.get_serve_details()
         applications, proxies = there["applications"], there["proxies"]
         if not applications and (listening is not None or proxies):
             serve.shutdown()
@@ -265,6 +272,12 @@ def start_serve(listening: HTTPOptions | None) -> None:
         serve.start(proxy_location=location, http_options=listening)
     except TimeoutError as error:
         raise UserError(f"the server did not start: {error}") from None
+
+
+def _ending(there: dict[str, Any]) -> bool:
+    """Whether an application of Ray Serve, by its details, is ending."""
+    statuses = [application["status"] for application in there["applications"].values()]
+    return ApplicationStatus.DELETING in statuses
 
 
 def _end(name: str, drain: float) -> None:

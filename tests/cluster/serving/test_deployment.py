@@ -10,7 +10,9 @@ import psutil
 import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError
+from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from cluster.serving import control, deployment, engine_process
 from cluster.serving.start import Start
@@ -185,6 +187,21 @@ def test_a_server_whose_ray_serve_another_one_ends_is_one_line(
         deployment.serving(start, port=free_port()),
     ):
         pass
+
+
+def test_a_proxy_is_started_at_another_address_once_a_server_that_is_ending_has_left(monkeypatch):
+    ending = {"specdec-8001": {"status": ApplicationStatus.DELETING, "route_prefix": "/"}}
+    looks, steps = iter([ending, ending, {}]), []
+
+    def details():
+        return {"applications": next(looks), "proxies": {"node": {}}}
+
+    client = SimpleNamespace(get_serve_details=details)
+    monkeypatch.setattr(deployment, "_get_global_client", lambda **_: client)
+    monkeypatch.setattr(serve, "shutdown", lambda: steps.append("shutdown"))
+    monkeypatch.setattr(serve, "start", lambda **_: steps.append("start"))
+    deployment.start_serve(HTTPOptions(port=free_port()))
+    assert steps == ["shutdown", "start"]
 
 
 def test_nodes_that_are_added_for_a_server_count_where_it_listens(
