@@ -12,7 +12,6 @@ import ray
 from ray._private.state import actors
 from ray.util.placement_group import (
     PlacementGroup,
-    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -129,26 +128,32 @@ def _cores_and_gpus() -> tuple[list[int], list[int]]:
 
 def release(actor: str) -> None:
     """Remove what the actor of that id has reserved: Ray keeps it when the actor is killed."""
-    for name, owner, _ in _reserved():
+    for group, owner, _ in _reserved():
         if owner == actor:
-            remove_placement_group(get_placement_group(name))
+            remove_placement_group(group)
 
 
 def _release_lost() -> None:
     """Remove what actors that are dead have reserved, and what this actor has before it was started
     again, in another worker: Ray keeps both as long as the job runs."""
     actor, worker = _actor_and_worker()
-    for name, owner, by in _reserved():
+    for group, owner, by in _reserved():
         lost = by != worker if owner == actor else actors(owner).get("State") == "DEAD"
         if lost:
-            remove_placement_group(get_placement_group(name))
+            remove_placement_group(group)
 
 
-def _reserved() -> list[tuple[str, str, str]]:
-    """The groups that actors have reserved: names, and the ids of the actor and of its worker."""
-    table = placement_group_table().values()
-    words = [group["name"].split(" ") for group in table if group["state"] != "REMOVED"]
-    return [(" ".join(each), *each[1:3]) for each in words if each[0] == _OWNED]
+def _reserved() -> list[tuple[PlacementGroup, str, str]]:
+    """The groups that actors of all jobs have reserved, with the ids of actor and worker. Removing
+    one that is gone meanwhile does nothing."""
+    found = []
+    for each in placement_group_table().values():
+        word, *ids = each["name"].split(" ")
+        if word == _OWNED and each["state"] != "REMOVED":
+            # Ray finds a name in this job's namespace alone.
+            group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(each["placement_group_id"])))
+            found.append((group, ids[0], ids[1]))
+    return found
 
 
 def _actor_and_worker() -> tuple[str, str]:

@@ -274,9 +274,9 @@ def alive_nodes() -> list[dict[str, Any]]:
 def resources(threads: int, device: str) -> dict[str, float]:
     """The resources of a process that decodes: its threads, and a GPU if the cluster has one, or
     its autoscaler adds one, and `device` allows it. Raises :class:`UserError` for more threads than
-    any cluster node has that can run it, for a GPU that the cluster lacks, and for a certain one:
-    a process sees only the one that Ray gave it."""
-    if device.startswith("cuda:"):
+    any cluster node has that can run it, for a GPU that the cluster lacks, and for another number
+    than 0: a process sees only the GPU that Ray gave it, as cuda:0."""
+    if device.startswith("cuda:") and device != "cuda:0":
         raise UserError(f"runner.device: {device}, but Ray chooses the GPU: runner.device: cuda")
     nodes = [node["Resources"] for node in alive_nodes()]
     with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]

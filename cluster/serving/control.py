@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
+from time import time
 from typing import Any
 
 import httpx
@@ -30,6 +31,7 @@ from specdec_core.servers.completions import refusal
 TOKEN = "SPECDEC_DEPLOY_TOKEN"  # the token of a server of a Serve config file
 _PORTS = {"http": 80, "https": 443}  # that an address may leave out
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
+_KEPT = 7 * 86400.0  # seconds until a file of what was deployed is taken for a killed server's
 _STOPPING = 1.0  # seconds until a server that stops is left to finish its requests
 
 
@@ -128,7 +130,7 @@ def announced(
     the block."""
     url, token = _from_here(url), operation.token or ""
     address = httpx.URL(url)
-    path = _folder() / f"{address.port or _PORTS[address.scheme]}{_here()}"
+    path = _folder() / f"{address.port or _PORTS[address.scheme]}{_here('json')}"
     with atomic_path(path, mode=0o600) as temporary:
         own = None if certificate is None else own_certificate(certificate)
         server = RunningServer(url=url, token=token, pair=pair, certificate=own, engine=engine)
@@ -143,8 +145,13 @@ def announced(
 
 def new_operation(port: int) -> Operation:
     """For a server that starts at this port: a new token, and nothing deployed. The file has a name
-    of its own, as an earlier server may have left one where this server's process will run."""
-    deployed = _folder() / f"{port}-{secrets.token_hex(4)}.deployed"
+    of its own, as an earlier server may have left one where this server's process will run. Old
+    ones of this machine's servers at this port are removed: a server that is killed leaves its."""
+    for left in _folder().glob(f"{port}-*{_here('deployed')}"):
+        with suppress(FileNotFoundError):  # another server that starts has removed it
+            if left.stat().st_mtime < time() - _KEPT:
+                left.unlink()
+    deployed = _folder() / f"{port}-{secrets.token_hex(4)}{_here('deployed')}"
     return Operation(secrets.token_urlsafe(32), deployed)
 
 
@@ -191,12 +198,12 @@ def _folder() -> Path:
     return workspace() / "servers"
 
 
-def _here() -> str:
-    """The end of the names of this machine's files."""
-    return f"@{gethostname()}.json"
+def _here(kind: str) -> str:
+    """The end of the names of this machine's files of a kind."""
+    return f"@{gethostname()}.{kind}"
 
 
 def _servers() -> Iterator[RunningServer]:
-    for file in sorted(_folder().glob(f"*{_here()}")):
+    for file in sorted(_folder().glob(f"*{_here('json')}")):
         with suppress(FileNotFoundError):  # the server has just stopped
             yield parse_json(RunningServer, file.read_bytes(), str(file))

@@ -6,15 +6,19 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import ActorDiedError, RayActorError
 from ray.serve.config import HTTPOptions
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from cluster.autoscaling import comes
 from cluster.placed_engine import check_models
@@ -37,7 +41,8 @@ from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
 
 _LOOK = 0.1  # seconds between checks whether the server has drained
-_CLOSING = 1.0  # seconds in which a server that has drained ends
+_CLOSING = 15.0  # seconds in which a server that has drained ends; its command waits for 20
+_LEAVING = 20.0  # seconds in which a server that is ending has left, by default: DRAIN and _CLOSING
 _ENDING = 60.0  # seconds that Ray Serve may take for that, on a busy machine
 REFUSALS = 64  # requests beyond the queue, which are being refused
 
@@ -223,12 +228,14 @@ def serving(
         bound = _bound(start, listener, drain)
         route = "/" if listener is None else None  # of Ray Serve's proxy
         options = {"host": host, "port": port, **(tls.options if tls else {})}
-        start_serve(HTTPOptions.model_validate(options) if listener is None else None)
+        with _serve_lasting():
+            start_serve(HTTPOptions.model_validate(options) if listener is None else None)
         try:
-            try:
-                serve.run(bound, name=name, route_prefix=route)
-            except RuntimeError:
-                raise UserError(f"the server did not start: {_failure(name)}") from None
+            with _serve_lasting():
+                try:
+                    serve.run(bound, name=name, route_prefix=route)
+                except RuntimeError:
+                    raise UserError(f"the server did not start: {_failure(name)}") from None
             url = url_of(host, port, tls is not None)
             certificate = tls.certificate if tls else None
             with announced(url, start.deployment.pair, start.operation, certificate, start.engine):
@@ -240,11 +247,15 @@ def serving(
 
 def start_serve(listening: HTTPOptions | None) -> None:
     """Start Ray Serve, with a proxy that listens like this or, for None, without one. Ray Serve
-    that runs already would keep its proxy, so it is ended first where it has no applications.
-    Raises :class:`UserError` where they have another proxy, or all paths of this one."""
+    that runs already would keep its proxy, so it is ended first where it has no applications. Those
+    that are ending are waited for. Raises :class:`UserError` where others have another proxy, or
+    all paths of this one."""
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
-        there = client.get_serve_details()
+        there, latest = client.get_serve_details(), monotonic() + _LEAVING
+        while listening is not None and _ending(there) and monotonic() < latest:
+            sleep(_LOOK)
+            there = client.get_serve_details()
         applications, proxies = there["applications"], there["proxies"]
         if not applications and (listening is not None or proxies):
             serve.shutdown()
@@ -264,13 +275,33 @@ def start_serve(listening: HTTPOptions | None) -> None:
         raise UserError(f"the server did not start: {error}") from None
 
 
+def _ending(there: dict[str, Any]) -> bool:
+    """Whether an application of Ray Serve, by its details, is ending."""
+    statuses = [application["status"] for application in there["applications"].values()]
+    return ApplicationStatus.DELETING in statuses
+
+
 def _end(name: str, drain: float) -> None:
     """Have Ray Serve end the application, also should this process be killed meanwhile, and wait
     until it has. Ray Serve's own wait is a minute, in which running requests may not end."""
-    serve.delete(name, _blocking=False)
-    latest = monotonic() + drain + _ENDING
-    while name in serve.status().applications and monotonic() < latest:
-        sleep(_LOOK)
+    with suppress(RayServeException, ActorDiedError):  # Ray Serve as a whole has ended
+        serve.delete(name, _blocking=False)
+        latest = monotonic() + drain + _ENDING
+        while name in serve.status().applications and monotonic() < latest:
+            sleep(_LOOK)
+
+
+@contextmanager
+def _serve_lasting() -> Iterator[None]:
+    """Raises :class:`UserError` where Ray Serve ends during the block, or takes no application: on
+    several nodes, another server that starts may end it."""
+    try:
+        yield
+    except (RayServeException, RayActorError):
+        raise UserError(
+            "the server did not start: Ray Serve was ended meanwhile, perhaps by another server of"
+            " this cluster that starts, too; give the command again"
+        ) from None
 
 
 def _failure(name: str) -> str:

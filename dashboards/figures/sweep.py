@@ -161,14 +161,14 @@ def _milliseconds(result: SweepResult, trial: Trial) -> np.ndarray:
     profile = result.profile.under(trial.configuration)
     n_target = counts["n_target"]
     verify = profile.t_target(1 + counts["n_drafted"] / max(n_target, 1))
-    # A tree has several candidates of a forward; a lookup's take none.
-    wasted = counts["n_draft"] - min(counts["n_accepted"], counts["n_draft"])
+    # Counts of older sweeps lack it: the most that it can be.
+    kept = counts.get("n_draft_kept", min(counts["n_accepted"], counts["n_draft"]))
     width = max(counts["n_draft_tokens"] / max(counts["n_draft"], 1), 1)
     t_draft = profile.t_draft(draft, width=width) if draft else 0.0
     seconds = [
         verify * n_target,
-        t_draft * (counts["n_draft"] - wasted),
-        t_draft * wasted,
+        t_draft * kept,
+        t_draft * (counts["n_draft"] - kept),
         profile.round_overhead * n_target,
     ]
     return 1e3 * np.array(seconds) / max(counts["n"], 1)

@@ -65,6 +65,7 @@ class ReplayedRounds:
             n_accepted=accepted,
             n_target_tokens=int((self.generated > self.accepted).sum()),
             n_draft_tokens=int(self.draft_tokens.sum()),
+            n_draft_kept=int(np.minimum(self.draft_forwards, self.accepted).sum()),
         )
 
     def by_arm(self) -> dict[int | None, ReplayedRounds]:

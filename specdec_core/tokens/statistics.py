@@ -7,7 +7,7 @@ drafted tokens that are not in the output. "Acceptance rate" means accepted / dr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -123,6 +123,9 @@ class Counts:
     n_accepted: int = 0
     n_target_tokens: int = 0  # the target's own tokens in the output
     n_draft_tokens: int = 0  # positions at which the draft model gave a distribution
+    # Draft forwards that were not in vain: of each round at most as many as it accepted tokens. Not
+    # compared, as the counts of older sweeps lack it.
+    n_draft_kept: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> Counts:
@@ -170,6 +173,7 @@ class Counts:
             n_accepted=sum(r.accepted for r in rounds),
             n_target_tokens=n_target_tokens,
             n_draft_tokens=sum(r.draft_tokens for r in rounds),
+            n_draft_kept=sum(min(r.draft_forwards, r.accepted) for r in rounds),
         )
 
     def metrics(self) -> dict[str, float]:

@@ -197,12 +197,13 @@ def test_the_ray_service_serves_this_application():
     assert not application.deployments
 
 
-@pytest.mark.parametrize("file", ["ray-cluster", "ray-job", "ray-service"])
-def test_every_pod_can_write_to_the_volume(file):
+@pytest.mark.parametrize("file", ["ray-cluster", "ray-job", "ray-service", "mlflow"])
+def test_every_pod_can_write_to_the_volume_and_starts_without_a_look_at_all_its_files(file):
     text = (ROOT / "cluster" / "kuberay" / f"{file}.yaml").read_text()
     pods = [pod for document in yaml.safe_load_all(text) for pod in pods_in(document)]
-    assert len(pods) > 1
-    assert all(pod["securityContext"] == {"fsGroup": 100} for pod in pods)
+    assert pods
+    group = {"fsGroup": 100, "fsGroupChangePolicy": "OnRootMismatch"}
+    assert all(pod["securityContext"] == group for pod in pods)
 
 
 def pods_in(part):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +150,32 @@ class Owning:
         return ray.get(self.actor.reserve.remote(devices))[0], os.getpid()
 
 
-def test_devices_of_an_actor_that_died_with_its_owner_are_free_again(ray_running):
-    has = int(ray.cluster_resources()["CPU"])
+def lose_devices(devices):
+    """They are reserved by an actor that dies with its owner."""
     owner = Owning.remote()
-    name, process = ray.get(owner.reserve.remote(has))
+    name, process = ray.get(owner.reserve.remote(devices))
     os.kill(process, signal.SIGKILL)
     wait_until(lambda: actors(name)["State"] == "DEAD")
+
+
+def test_devices_of_an_actor_that_died_with_its_owner_are_free_again(ray_running):
+    has = int(ray.cluster_resources()["CPU"])
+    lose_devices(has)
     place(placement(draft=0, target=has)).remove()
+
+
+def lose_devices_of_a_job(address, devices):
+    """In a driver with a namespace of its own, which stays connected."""
+    ray.init(address, log_to_driver=False, logging_level="ERROR")
+    lose_devices(devices)
+
+
+def test_devices_that_an_actor_of_another_job_has_lost_are_free_again(ray_running):
+    has = int(ray.cluster_resources()["CPU"])
+    address = ray.get_runtime_context().gcs_address
+    with ProcessPoolExecutor(1, get_context("spawn")) as job:
+        job.submit(lose_devices_of_a_job, address, has).result()
+        place(placement(draft=0, target=has)).remove()
 
 
 def test_processes_may_take_as_long_to_start_as_their_runtime_environment():

@@ -49,6 +49,12 @@ def test_a_gpu_is_chosen_by_ray_alone():
 
 
 @pytest.mark.usefixtures("mixed")
+def test_the_only_gpu_that_a_process_sees_may_be_named():
+    """As in older recordings, sweeps and champions."""
+    assert resources(8, "cuda:0") == {"CPU": 8, "GPU": 1}
+
+
+@pytest.mark.usefixtures("mixed")
 def test_cores_that_an_autoscaler_adds_are_asked_for(monkeypatch):
     """It may have removed all nodes but the head, which runs nothing."""
     monkeypatch.setattr(session, "comes", lambda cores, gpus=0: (cores, gpus) == (65, 0))

@@ -197,10 +197,18 @@ def test_forwards_whose_level_of_a_tree_was_accepted_are_not_thrown_away(result)
     trial = result.champion_trial
     counts = {"n": 5, "n_target": 1, "n_draft": 4, "n_drafted": 12, "n_draft_tokens": 10}
     counts |= {"n_accepted": 4, "n_discarded": 8}
-    trial = trial.model_copy(update={"counts": {**trial.counts, **counts}})
+    for each in (counts, {**counts, "n_draft_kept": 4}):  # of older sweeps, and of this one
+        _, kept, wasted, _ = _milliseconds(result, trial.model_copy(update={"counts": each}))
+        assert kept > 0
+        assert wasted == 0
+
+
+def test_forwards_whose_tokens_were_rejected_are_thrown_away_beside_a_lookup(result):
+    counts = {"n": 700, "n_target": 150, "n_draft": 300, "n_drafted": 800, "n_draft_tokens": 300}
+    counts |= {"n_accepted": 400 + 150, "n_discarded": 250, "n_draft_kept": 150}
+    trial = result.champion_trial.model_copy(update={"counts": counts})
     _, kept, wasted, _ = _milliseconds(result, trial)
-    assert kept > 0
-    assert wasted == 0
+    assert kept == wasted > 0
 
 
 def test_figures_of_a_sweep_without_a_gain_and_without_drafts(result):

@@ -1,5 +1,6 @@
 """Who has a server's token may replace what it serves, and nobody else."""
 
+import os
 from socket import gethostname
 
 import httpx
@@ -112,6 +113,25 @@ def test_a_server_does_not_serve_what_another_run_has_deployed(bare_home, tiny_s
     first.keep(deployment)
     assert new_operation(8123).last() is None
     assert first.last() == deployment  # it may still run
+
+
+def test_what_killed_servers_of_a_port_have_deployed_is_removed_after_days(
+    bare_home, tiny_spec, monkeypatch
+):
+    def deployed(port=8123):
+        operation = new_operation(port)
+        operation.keep(Deployment(pair=tiny_spec, configuration=LOOKUP))
+        return operation.deployed
+
+    old, fresh, of_another_port = deployed(), deployed(), deployed(812)
+    with monkeypatch.context() as patch:
+        patch.setattr(control, "gethostname", lambda: "another")
+        of_another_machine = deployed()  # whose servers may run
+    for file in (old, of_another_port, of_another_machine):
+        os.utime(file, (0, 0))
+    new_operation(8123)
+    assert not old.exists()
+    assert all(file.exists() for file in (fresh, of_another_port, of_another_machine))
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://here:port"])

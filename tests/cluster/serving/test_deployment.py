@@ -9,9 +9,14 @@ import openai
 import psutil
 import pytest
 from ray import serve
+from ray.exceptions import ActorDiedError
+from ray.serve.config import HTTPOptions
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
-from cluster.serving import deployment
+from cluster.serving import control, deployment, engine_process
 from cluster.serving.start import Start
+from jobs.serve import ENDING
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
 from specdec_core.engine import Engine, Request
@@ -153,6 +158,50 @@ def test_replicas_that_the_autoscaler_makes_room_for_are_not_refused(
     assert cores * processes == 1000 * tiny_spec.runner.threads
     with pytest.raises(UserError, match="the cluster"):
         deployment.check_room(start)
+
+
+def test_a_server_whose_answers_take_the_whole_drain_has_the_time_to_end_its_engines(
+    ray_running, tiny_spec
+):
+    bound = deployment._bound(Start(deployment.deployment_of(tiny_spec, FOUR)), drain=7)
+    closing = bound._bound_deployment._deployment_config.graceful_shutdown_timeout_s - 7
+    # Ray Serve kills it then. An engine's process may have to be killed, after a wait.
+    assert closing > 2 * engine_process._ENDING
+    assert closing + control._STOPPING < ENDING  # of the command
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), RayServeException("it was shut down")])
+@pytest.mark.parametrize("step", ["start", "run"])
+def test_a_server_whose_ray_serve_another_one_ends_is_one_line(
+    ray_running, bare_home, tiny_spec, monkeypatch, step, error
+):
+    def ended(*_, **__):
+        raise error
+
+    for name in ("start", "run"):
+        monkeypatch.setattr(serve, name, ended if name == step else lambda *_, **__: None)
+    monkeypatch.setattr(serve, "delete", ended)
+    start = Start(deployment.deployment_of(tiny_spec, FOUR))
+    with (
+        pytest.raises(UserError, match="did not start: Ray Serve was ended meanwhile"),
+        deployment.serving(start, port=free_port()),
+    ):
+        pass
+
+
+def test_a_proxy_is_started_at_another_address_once_a_server_that_is_ending_has_left(monkeypatch):
+    ending = {"specdec-8001": {"status": ApplicationStatus.DELETING, "route_prefix": "/"}}
+    looks, steps = iter([ending, ending, {}]), []
+
+    def details():
+        return {"applications": next(looks), "proxies": {"node": {}}}
+
+    client = SimpleNamespace(get_serve_details=details)
+    monkeypatch.setattr(deployment, "_get_global_client", lambda **_: client)
+    monkeypatch.setattr(serve, "shutdown", lambda: steps.append("shutdown"))
+    monkeypatch.setattr(serve, "start", lambda **_: steps.append("start"))
+    deployment.start_serve(HTTPOptions(port=free_port()))
+    assert steps == ["shutdown", "start"]
 
 
 def test_nodes_that_are_added_for_a_server_count_where_it_listens(

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.tokens.statistics import (
     Counts,
     Generation,
@@ -42,6 +45,18 @@ class TestCounts:
             n_target_tokens=4,
         )
         assert generation().counts == Counts.of([generation()])
+
+    def test_draft_forwards_are_not_kept_for_the_tokens_of_a_lookup(self):
+        """It found 5 tokens in one round; in the other the draft model wrote 2 of its 4."""
+        mixed = replace(
+            generation(),
+            origins=[TokenOrigin.LOOKUP] * 5 + [C, D, D, C],
+            rounds=[Round(0, 5, 5, 6, 0, 0.0, 0.0, 0.0), round_of(6, 4, 2, 3)],
+        )
+        counts = mixed.counts
+        assert (counts.n_draft, counts.n_accepted, counts.n_draft_kept) == (4, 7, 2)
+        replayed = ReplayedRounds.of_frame(rounds_frame([mixed]), ["a"])
+        assert replayed.counts.as_dict() == counts.as_dict()
 
     def test_metrics_are_the_papers_rates(self):
         assert generation().counts.metrics() == pytest.approx(
