@@ -259,8 +259,7 @@ def _overheads(profile: Profile, pair: Pair) -> dict[str, Any]:
             rounds[name] += generation.rounds[1:]  # the first one prefills
 
     def beyond_target(r: Round) -> float:
-        seconds = r.draft_seconds + r.target_seconds + r.other_seconds
-        return seconds - profile.t_target(1 + r.drafted, context)
+        return r.seconds - profile.t_target(1 + r.drafted, context)
 
     # A median over rounds, because what disturbs the machine falls on some of them.
     per_round = max(statistics.median(map(beyond_target, rounds.pop(_TARGET))), 0.0)
