@@ -120,8 +120,7 @@ class EngineProcess:
         host: Host = HERE,
     ) -> None:
         self.configuration, self.slots, self.host = configuration, limits.slots, host
-        self.limits = limits.verifying(configuration.candidates)
-        self._given = tuple(cores), patience
+        self._given = limits, tuple(cores), patience
         self._stepped: deque[EngineStepped] = deque()  # received while an answer was awaited
         self._unfinished: set[str] = set()
         self._link = self._connected(patience)
@@ -140,7 +139,7 @@ class EngineProcess:
     def another(self, spec: PairSpec, configuration: Configuration) -> EngineProcess:
         """A process like this one on the same host, for another pair or configuration. Raises
         :class:`UserError` where they cannot be used."""
-        return EngineProcess(spec, configuration, self.limits, *self._given, self.host)
+        return EngineProcess(spec, configuration, *self._given, self.host)
 
     @property
     def alive(self) -> bool:
@@ -164,7 +163,7 @@ class EngineProcess:
 
     def add(self, request: Request) -> None:
         """See :meth:`Engine.add`."""
-        request.check(self.max_length, self.vocab_size, self.limits)
+        request.check(self.max_length, self.vocab_size)
         self._unfinished.add(request.id)
         self._send(("add", request))
 

@@ -72,7 +72,7 @@ class MeasuringProcess:
         requests = requests_of(prompts, self.pair, max_new_tokens, first, engine)
         for request in requests:
             try:
-                request.check(engine.max_length, engine.vocab_size, engine.scheduler.limits)
+                request.check(engine.max_length, engine.vocab_size)
             except UserError as error:
                 raise UserError(f"prompt {request.id}: {error}") from None
         return tuple(requests)

@@ -14,8 +14,8 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import configurations_by_load
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.decoded import (
-    KeptRounds,
     can_simulate,
+    kept_rounds,
     recorded_requests,
     with_decoded,
 )
@@ -85,7 +85,7 @@ def _with_decoded(
         requests = recorded_requests(replay.recording)
         return rounds_frame([measuring.decode(configuration, each)[1] for each in requests])
 
-    kept = KeptRounds(replay.recording, decode)
+    kept = kept_rounds(replay.recording, decode)
 
     def rounds(configuration: Configuration) -> pd.DataFrame:
         if configuration.id in counted:

@@ -23,10 +23,6 @@ class PhrasePool:
         self._uses: dict[int, int] = {}
         self._used: dict[int, dict[int, None]] = {}  # keys by how often they were looked up
 
-    def __len__(self) -> int:
-        """How many keys there are."""
-        return len(self._stacks)
-
     def insert(self, key: int, phrase: Sequence[int]) -> None:
         """Remember that `phrase` (at least one token) followed `key`."""
         phrase = tuple(phrase)

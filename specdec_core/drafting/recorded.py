@@ -22,7 +22,7 @@ from specdec_core.drafting.policies.policy import LengthPolicy, RecordedLengths,
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
-UNKNOWN = -1  # stands for a token that was not recorded; equals no token
+UNKNOWN = -1  # stands for a token that is not known; equals no token
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Engine:
                 setting cannot be met.
             ValueError: a request of this id is unfinished.
         """
-        request.check(self.max_length, self.vocab_size, self.scheduler.limits)
+        request.check(self.max_length, self.vocab_size)
         request = self.prepared(request)
         if request.id in self._waiting or self._running(request.id):
             raise ValueError(f"request {request.id!r} is unfinished")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.grammar import Grammar
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.text_warper import TextRules
@@ -62,10 +61,10 @@ class Request:
         """The prompt and the output that another engine has generated."""
         return (*self.tokens, *(token for token, _ in self.written))
 
-    def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
+    def check(self, max_length: int, vocab_size: int) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
-        or does not fit with its output in `max_length` tokens or the whole cache; and for settings
-        that contradict each other."""
+        or does not fit with its output in `max_length` tokens; and for settings that contradict
+        each other."""
         if not self.tokens:
             raise UserError("the prompt is empty")
         if self.max_new_tokens < 0:
@@ -88,13 +87,7 @@ class Request:
             raise UserError("prompt_logprobs needs logprobs")
         if self.speculate is not None and self.speculate < 0:
             raise UserError(f"speculate must be at least 0, got {self.speculate}")
-        most = len(self.tokens) + self.max_new_tokens
-        if not limits.holds(most):
-            raise UserError(
-                f"the prompt and its output take {most} tokens, but the cache holds"
-                f" {limits.cache_tokens}, some of them for candidates"
-            )
-        if most > max_length:
+        if len(self.tokens) + self.max_new_tokens > max_length:
             raise UserError(
                 f"the prompt has {len(self.tokens)} tokens and {self.max_new_tokens} new ones"
                 f" were asked for, but the context holds {max_length}"

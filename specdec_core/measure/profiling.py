@@ -1,7 +1,4 @@
-"""Measuring a pair's profile on this machine.
-
-The engine is imported where it is used: reading a profile needs neither torch nor transformers.
-"""
+"""Measuring a pair's profile on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +8,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import SILENT, Observer
@@ -21,13 +20,13 @@ from specdec_core.cost.profile import Profile, policy_key
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.engine import Engine, Request
 from specdec_core.measure.losses import again_if_lost
+from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, time_forward
 from specdec_core.tokens.statistics import Round
-
-if TYPE_CHECKING:
-    from specdec_core.engine import Request
-    from specdec_core.models.pair import Pair
 
 WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
 CONTEXTS = (64, 256, 512)
@@ -134,11 +133,6 @@ def measure_policies(
     :func:`policy_key`: deciding after each of a round's candidates and observing the outcome.
     Policies that only a replay can follow have none. Raises :class:`UserError` for an unknown head.
     """
-    import torch
-
-    from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
-    from specdec_core.drafting.policies.signals import Signals
-
     measured: dict[str, tuple[str, PolicySettings]] = {}
     for configuration in configurations:
         for draft, settings in configuration.policies:
@@ -213,8 +207,6 @@ def _time_prefills(
 
 def _wait(runner: ModelRunner) -> None:
     """Wait for the runner's device to finish what it was given."""
-    import torch
-
     if runner.device.type == "cuda":
         torch.cuda.synchronize(runner.device)
 
@@ -222,8 +214,6 @@ def _wait(runner: ModelRunner) -> None:
 def _row_overhead(profile: Profile, pair: Pair, rows: int) -> float:
     """Seconds that autoregressive steps of `rows` requests take beyond their forward and a step's
     overhead, for each request after the first."""
-    from specdec_core.engine import Engine
-
     if rows == 1:
         return 0.0
     engine, beyond = Engine(pair, slots=rows), list[float]()
@@ -243,8 +233,6 @@ def _row_overhead(profile: Profile, pair: Pair, rows: int) -> float:
 
 def _short_request(pair: Pair) -> tuple[Request, float]:
     """A request to measure the engine's overheads with, and its tokens in the cache half-way."""
-    from specdec_core.engine import Request
-
     prompt, tokens = min(64, pair.max_length // 2), min(32, pair.max_length // 2)
     request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
     return request, prompt + tokens / 2
@@ -256,8 +244,6 @@ def _overheads(profile: Profile, pair: Pair) -> dict[str, Any]:
     A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
     remains of drafting rounds after all forwards and the rounds' overhead.
     """
-    from specdec_core.engine import Engine
-
     request, context = _short_request(pair)
     policy = FixedSettings(max_tokens=4)
     runs = {_TARGET: AUTOREGRESSIVE} | {
@@ -273,8 +259,7 @@ def _overheads(profile: Profile, pair: Pair) -> dict[str, Any]:
             rounds[name] += generation.rounds[1:]  # the first one prefills
 
     def beyond_target(r: Round) -> float:
-        seconds = r.draft_seconds + r.target_seconds + r.other_seconds
-        return seconds - profile.t_target(1 + r.drafted, context)
+        return r.seconds - profile.t_target(1 + r.drafted, context)
 
     # A median over rounds, because what disturbs the machine falls on some of them.
     per_round = max(statistics.median(map(beyond_target, rounds.pop(_TARGET))), 0.0)

@@ -15,6 +15,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
+from specdec_core.drafting.recorded import UNKNOWN
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
 from specdec_core.models.eagle.runner import ReadRows
@@ -22,8 +23,6 @@ from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import Pair, check_pair, max_length_of, resolve_dtypes
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import TokenTree
-
-UNKNOWN = -1  # a token that the target would have chosen; equals no token
 
 
 def check_chains(configuration: Configuration, program: str) -> None:

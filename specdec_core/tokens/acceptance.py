@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import Sampling
-from specdec_core.tokens.coupling import race, scores
+from specdec_core.tokens.coupling import scores
 from specdec_core.tokens.sampling import RandomStream, distributions, draw, draw_siblings, quantile
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.verification import Verdict, verify_greedy, verify_sampled
@@ -241,7 +241,8 @@ class _Coupled(_Equality):
         assert probs is not None
         positions = [start, *(start + 1 + depth for depth in tree.depths()[: tree.read])]
         noises = [random.noise] * len(positions)
-        return list(race(probs[: len(positions)], noises, positions).tolist())
+        coupled = scores(probs[: len(positions)], noises, positions)
+        return list(coupled.argmax(dim=-1).tolist())
 
 
 class _Rejection(AcceptanceRule):

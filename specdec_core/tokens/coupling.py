@@ -50,13 +50,8 @@ def scores(
     probabilities: Tensor, noises: Sequence[SharedNoise], positions: Sequence[int]
 ) -> Tensor:
     """p / E (n, vocabulary): each row's probabilities over its request's noise at a position of its
-    text."""
+    text. A row chooses its largest entry."""
     entries = probabilities.shape[-1]  # a draft model may lack the target's padding entries
     places = zip(noises, positions, strict=True)
     shared = torch.stack([noise.at(position)[:entries] for noise, position in places])
     return probabilities / shared.to(probabilities.device)
-
-
-def race(probabilities: Tensor, noises: Sequence[SharedNoise], positions: Sequence[int]) -> Tensor:
-    """The tokens (n,) that the rows of `probabilities` choose, still on their device."""
-    return scores(probabilities, noises, positions).argmax(dim=-1)

@@ -12,8 +12,6 @@ from os.path import commonprefix
 
 from transformers import PreTrainedTokenizerBase
 
-from specdec_core.base.errors import UserError
-
 REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not a character (yet)
 PROMPT_CONTEXT = 6  # prompt tokens that decide how the first generated one reads
 MAX_OPEN = 64  # open window tokens after which a trailing U+FFFD counts as text
@@ -29,14 +27,11 @@ class StreamDecoder:
 
     Args:
         tokenizer: any transformers tokenizer.
-        stop: strings that end the text and are not part of it.
+        stop: strings, none empty, that end the text and are not part of it.
         prompt_ids: the tokens before the generated ones. Their text is not returned; it decides
             whether the first generated token starts with a space.
         free: the number of first generated tokens to which stop strings do not apply.
         shown: special tokens that are part of the text.
-
-    Raises:
-        UserError: a stop string is empty.
     """
 
     def __init__(
@@ -47,8 +42,6 @@ class StreamDecoder:
         free: int = 0,
         shown: frozenset[int] = frozenset(),
     ):
-        if "" in stop:
-            raise UserError("stop: a stop string is empty")
         self.text = ""  # everything released so far
         self.stopped = False  # a stop string was found; the text ends just before it
         self.used = 0  # generated tokens up to the first stop string

@@ -81,39 +81,33 @@ class TokenTree:
         """Add the deterministic phrase `tokens` below `parent`, sharing nodes of equal tokens;
         returns the phrase's last node."""
         for token in tokens:
-            same = (
-                node
-                for node in range(parent + 1, len(self))
-                if self.parents[node] == parent and self.tokens[node] == token
-            )
-            node = next(same, None)
+            node = self._child(parent, token)
             parent = self.add(token, parent, origin) if node is None else node
         return parent
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """The longest path from the root that agrees with the beginning of `tokens`."""
-        if self.is_chain:
-            agreed = 0
-            while agreed < min(len(self), len(tokens)) and self.tokens[agreed] == tokens[agreed]:
-                agreed += 1
-            return list(range(agreed))
-        children, path, node = self.children(), [], ROOT
+        path: list[int] = []
         for token in tokens:
-            same = [child for child in children.get(node, ()) if self.tokens[child] == token]
-            if not same:
+            node = self._child(path[-1] if path else ROOT, token)
+            if node is None:
                 break
-            node = same[0]
             path.append(node)
         return path
+
+    def _child(self, parent: int, token: int) -> int | None:
+        """The first child of `parent` that is `token`."""
+        children = (
+            node
+            for node in range(parent + 1, len(self))
+            if self.parents[node] == parent and self.tokens[node] == token
+        )
+        return next(children, None)
 
     @property
     def read(self) -> int:
         """The number of its first nodes, which the target has read."""
         return len(self) if self.fed is None else self.fed
-
-    @property
-    def is_chain(self) -> bool:
-        return self.parents == list(range(-1, len(self.parents) - 1))
 
     @property
     def depth(self) -> int:

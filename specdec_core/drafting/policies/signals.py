@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from specdec_core.models.runner import Output
 from specdec_core.tokens.sampling import to_host
-
-if TYPE_CHECKING:
-    from specdec_core.models.runner import Output
 
 T = TypeVar("T")
 MEASURED = ("top_probability", "probability", "entropy")  # what is copied with the tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import made_once
+from specdec_core.base.names import digest_name
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.head import EagleHead
@@ -34,7 +34,7 @@ def exported_head(
     place = target_config.name_or_path or read_card(name).target
     place = str(Path(place).resolve()) if Path(place).exists() else place
     # 2: the version of what is written, now with the embedding that the head has
-    facts = hashlib.sha256(f"2 {form} {place}".encode()).hexdigest()[:8]
+    facts = digest_name(f"2 {form} {place}")[:8]
     kept = f"{fingerprint}-{str(dtype).removeprefix('torch.')}-{facts}"
     folder = kept_folder("heads") / kept
     if folder.is_dir():

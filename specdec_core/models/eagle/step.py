@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
 from specdec_core.models.eagle import AnyHead
-from specdec_core.models.row_attention.plans import OperatorPlan, RowMask, RowPlan
+from specdec_core.models.row_attention.plans import MaskedSpans, OperatorPlan, RowMask
 
 _MOST = 1 << 20
 
@@ -35,7 +35,7 @@ class EagleStep(nn.Module):
         values: Tensor,
         states: Tensor,
         blocks: Tensor | None = None,
-        plan: RowPlan | None = None,
+        plan: MaskedSpans | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Append n tokens to the rows of a cache, in place.
 

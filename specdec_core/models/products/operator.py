@@ -14,6 +14,7 @@ SOURCE = Path(__file__).with_name("multiply.cpp")
 COLUMNS = 32  # of a panel
 
 _LIBRARY = torch.library.Library("specdec", "FRAGMENT")
+# Rows (…, dimensions) times a matrix, (…, columns), in bfloat16, summed in float32.
 _LIBRARY.define("multiply(Tensor x, Tensor panels) -> Tensor")
 
 
@@ -42,12 +43,6 @@ def panels(weight: Tensor) -> Tensor:
     columns, dimensions = weight.shape
     shape = columns // COLUMNS, COLUMNS, dimensions // 2, 2
     return weight.view(shape).transpose(1, 2).contiguous()
-
-
-def multiply(x: Tensor, panels: Tensor) -> Tensor:
-    """Rows (…, dimensions) times a matrix, (…, columns), in bfloat16, summed in float32."""
-    product: Tensor = torch.ops.specdec.multiply(x, panels)
-    return product
 
 
 def _like(x: Tensor, panels: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,23 +39,11 @@ class RowTokens:
         return self.topology.mask(self.start, nodes, window)
 
 
-class RowPlan(Protocol):
-    """What each token of a packed sequence sees of the cache."""
-
-    def attend(
-        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
-    ) -> Tensor:
-        """Attention (1, tokens, heads, head size) of `query` (1, heads, tokens, head size) to the
-        whole cache, `keys` and `values` (slots, key heads, positions, head size) or the blocks
-        (1, key heads, all positions, head size), with the `options` of transformers' attention
-        functions."""
-
-
 class RowMask(Tensor):
     """A plan that models pass on unchanged, because it is a mask to them. As a tensor it is empty;
     it has four dimensions, as transformers expects of masks that are ready."""
 
-    plan: RowPlan
+    plan: MaskedSpans | OperatorPlan
 
     @classmethod
     def empty(cls) -> RowMask:
@@ -63,7 +51,7 @@ class RowMask(Tensor):
         return torch.empty((1, 1, 0, 0)).as_subclass(cls)
 
     @classmethod
-    def of(cls, plan: RowPlan) -> RowMask:
+    def of(cls, plan: MaskedSpans | OperatorPlan) -> RowMask:
         """A mask for `plan`."""
         mask = cls.empty()
         mask.plan = plan
@@ -89,6 +77,9 @@ class MaskedSpans:
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
+        """Attention (1, tokens, heads, head size) of `query` (1, heads, tokens, head size) to the
+        whole cache, `keys` and `values` (slots, key heads, positions, head size), with the
+        `options` of transformers' attention functions."""
         dtype, query = query.dtype, query.to(keys.dtype)
         parts = [
             sdpa_attention_forward(
@@ -109,6 +100,8 @@ class OperatorPlan:
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
+        """As :meth:`MaskedSpans.attend`; to the cache, or to its blocks (1, key heads, all
+        positions, head size)."""
         tokens, nodes, blocks = self._tables
         scaling = options.get("scaling")
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling

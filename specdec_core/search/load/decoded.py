@@ -11,7 +11,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 
 import pandas as pd
@@ -35,23 +34,21 @@ from specdec_core.tokens.statistics import rounds_frame
 Decode = Callable[[Configuration], pd.DataFrame]
 
 
-@dataclass(frozen=True)
-class KeptRounds:
+def kept_rounds(recording: Recording, decode: Decode) -> Decode:
     """The rounds that `decode` yields, kept with the recording: what was decoded before is read
     from its file."""
 
-    recording: Recording
-    decode: Decode
-
-    def __call__(self, configuration: Configuration) -> pd.DataFrame:
+    def kept(configuration: Configuration) -> pd.DataFrame:
         used = json.dumps([trained_digests([configuration]), _code(configuration)], sort_keys=True)
         name = f"{configuration.id}-{digest_name(used)[:8]}.parquet"
-        path = self.recording.folder / "decoded" / name
+        path = recording.folder / "decoded" / name
         if not path.exists():
-            rounds = self.decode(configuration)
+            rounds = decode(configuration)
             with atomic_path(path) as temporary:
                 rounds.to_parquet(temporary, index=False)
         return pd.read_parquet(path)
+
+    return kept
 
 
 def _code(configuration: Configuration) -> list[str]:
@@ -85,7 +82,7 @@ def with_live(
         engine().configure(configuration)
         return rounds_frame(engine().generate(recorded_requests(recording)))
 
-    return with_decoded(replay, configurations, KeptRounds(recording, decode), observer)
+    return with_decoded(replay, configurations, kept_rounds(recording, decode), observer)
 
 
 def with_decoded(

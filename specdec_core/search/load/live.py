@@ -113,11 +113,11 @@ class EngineTimer:
     def _of(self, load: Load) -> list[Request]:
         """Raises :class:`UserError` for a request that the pair cannot take."""
         if load not in self._requests:
-            engine, limits = self.engine, self.traffic.limits
+            engine = self.engine
             requests = self.traffic.requests(load, engine.pair.tokenizer)
             for number, request in enumerate(requests):
                 try:
-                    request.check(engine.max_length, engine.vocab_size, limits)
+                    request.check(engine.max_length, engine.vocab_size)
                 except UserError as error:
                     raise UserError(f"request {number} of the workload: {error}") from None
             self._requests[load] = requests

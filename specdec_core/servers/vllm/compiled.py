@@ -9,6 +9,7 @@ the number of cores matters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,32 +24,22 @@ def repair() -> None:
     from vllm import envs
 
     own = torch.compiler.load_compiled_function
-    if not isinstance(own, Loading):
-        torch.compiler.load_compiled_function = Loading(own)
-    if not isinstance(envs.compile_factors, Factors):
-        envs.compile_factors = Factors(envs.compile_factors)
+    if getattr(own, "func", None) is not load:
+        torch.compiler.load_compiled_function = partial(load, own)
+    if getattr(envs.compile_factors, "func", None) is not factors:
+        envs.compile_factors = partial(factors, envs.compile_factors)
 
 
-class Loading:
+def load(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Torch's own loading; a loaded function gets the method that vLLM calls."""
-
-    def __init__(self, own: Callable[..., Any]) -> None:
-        self._own = own
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        found = self._own(*args, **options)
-        function = found._artifacts.compiled_fn
-        if not hasattr(function, METHOD):
-            setattr(function, METHOD, lambda config: None)
-        return found
+    found = own(*args, **options)
+    function = found._artifacts.compiled_fn
+    if not hasattr(function, METHOD):
+        setattr(function, METHOD, lambda config: None)
+    return found
 
 
-class Factors:
+def factors(own: Callable[[], dict[str, object]]) -> dict[str, object]:
     """The variables that decide what is compiled: the number of threads instead of their cores."""
-
-    def __init__(self, own: Callable[[], dict[str, object]]) -> None:
-        self._own = own
-
-    def __call__(self) -> dict[str, object]:
-        others = {name: value for name, value in self._own().items() if name != CORES}
-        return {**others, "threads": torch.get_num_threads()}
+    others = {name: value for name, value in own().items() if name != CORES}
+    return {**others, "threads": torch.get_num_threads()}

@@ -13,20 +13,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind, join_features
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from specdec_core.recordings.schema import Recording, Trace
+from specdec_core.recordings.schema import Recording, Trace
 
 HELD_OUT = 0.1  # share of the prompts in dev, and share of the prompts in test
 TRAIN, DEV, TEST = range(3)

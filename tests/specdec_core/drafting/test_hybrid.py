@@ -115,7 +115,7 @@ def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair):
     [(_, _, _, tree)] = shown
     assert tree.tokens == [10, 11, 12, 13, 14, 15]  # as deep as the request has room
     assert tree.origins[3:] == [TokenOrigin.LOOKUP] * 3
-    assert tree.is_chain
+    assert tree.parents == list(range(-1, len(tree) - 1))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair):
     engine.generate([Request(str(i), prompt, 40, seed=i, ignore_eos=True) for i in range(3)])
     for text, _, _, tree in seen:
         foreseen += len(tree) - tree.draft_forwards
-        assert tree.is_chain
+        assert tree.parents == list(range(-1, len(tree) - 1))
         if len(tree):
             logits = model(torch.tensor([text + tree.tokens])).logits[0, len(text) - 1 : -1]
             expected = warp(logits, sampling)

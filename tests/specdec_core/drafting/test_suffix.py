@@ -82,7 +82,7 @@ def test_found_is_the_longest_suffix_that_was_there_before(text, drafted):
     phrase = end[len(end) - found.match :]
     expected = most_frequent([text], phrase, 5) if found.match else []
     assert found.tree.tokens == expected
-    assert found.tree.is_chain
+    assert found.tree.parents == list(range(-1, len(found.tree) - 1))
 
 
 @given(st.lists(FEW, min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 5))

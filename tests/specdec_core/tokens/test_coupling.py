@@ -7,7 +7,7 @@ from scipy.stats import binomtest
 
 from specdec_core.config import Sampling
 from specdec_core.tokens import coupling
-from specdec_core.tokens.coupling import SharedNoise, race
+from specdec_core.tokens.coupling import SharedNoise, scores
 from tests.specdec_core.fits import fit
 from tests.specdec_core.kinds import chain
 
@@ -43,7 +43,7 @@ def test_coupled_drafts_agree_as_often_as_the_formula_says():
     agreeing = 0
     for seed in range(draws):
         noise = SharedNoise(seed, 12)
-        x, y = race(p[None], [noise], [3]), race(q[None], [noise], [3])
+        x, y = (scores(each[None], [noise], [3]).argmax(-1) for each in (p, q))
         agreeing += int(x == y)
     expected = float(acceptance(p, q))
     assert binomtest(agreeing, draws, expected).pvalue > 1e-3

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens import operator
-from specdec_core.tokens.coupling import SharedNoise, race
+from specdec_core.tokens.coupling import SharedNoise, scores
 from specdec_core.tokens.sampling import distributions, draw, draw_siblings, warp
 from specdec_core.tokens.verification import residual
 from tests.specdec_core.tokens.test_coupling import acceptance
@@ -84,7 +84,7 @@ def test_tokens_come_from_distributions_and_are_possible(target, sampling, draft
             [token] = draw(row[None], [uniform])
             assert row[token] > 0
         noises, positions = [SharedNoise(0, len(row))] * 8, range(8)
-        for token in race(row.expand(8, -1), noises, positions):
+        for token in scores(row.expand(8, -1), noises, positions).argmax(-1):
             assert row[token] > 0
     assert 0 <= float(acceptance(p, q)) <= 1 + 1e-5
     for token in range(len(q)):

@@ -160,7 +160,5 @@ def test_a_phrase_grafted_onto_a_drawn_node_keeps_the_distribution_it_was_drawn_
     assert tree.parents == [ROOT, 0, 1]
     assert last == 2
     assert tree.origins == [TokenOrigin.DRAFT, TokenOrigin.DRAFT, TokenOrigin.CACHE]
-    assert tree.is_chain
     tree.graft(0, [9], TokenOrigin.CACHE)
-    assert not tree.is_chain
     assert tree.depths() == [0, 1, 2, 1]

@@ -28,8 +28,8 @@ from specdec_core.search.load.answers import (
 )
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.decoded import (
-    KeptRounds,
     can_simulate,
+    kept_rounds,
     recorded_requests,
     with_decoded,
 )
@@ -224,10 +224,10 @@ def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
         return decode(configuration)
 
     with pytest.raises(KeyboardInterrupt):
-        with_decoded(replay, [tree], KeptRounds(replay.recording, stopped))
+        with_decoded(replay, [tree], kept_rounds(replay.recording, stopped))
     assert not list(folder.glob("*"))
-    first = with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
-    again = with_decoded(replay, [tree], KeptRounds(replay.recording, stopped))
+    first = with_decoded(replay, [tree], kept_rounds(replay.recording, noted))
+    again = with_decoded(replay, [tree], kept_rounds(replay.recording, stopped))
     assert asked == [tree.id]
     assert first.run(tree).counts == again.run(tree).counts
     assert len(list(folder.iterdir())) == 1
@@ -237,7 +237,7 @@ def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
     assert "class DynamicTreeDrafter(" in code
     # A head or state that is trained anew drafts otherwise.
     monkeypatch.setattr(decoded, "trained_digests", lambda _: {"state some": "new"})
-    with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
+    with_decoded(replay, [tree], kept_rounds(replay.recording, noted))
     assert asked == [tree.id] * 2
 
 

@@ -10,7 +10,7 @@ from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.pair import load_pair
 from specdec_core.servers.process import running
 from specdec_core.servers.table import SERVERS
-from specdec_core.servers.vllm.compiled import CORES, METHOD, Factors, Loading
+from specdec_core.servers.vllm.compiled import CORES, METHOD, factors, load
 from tests.peers import peers_of, vllm_installed
 
 
@@ -18,19 +18,19 @@ def test_functions_that_are_loaded_take_vllms_call_and_a_method_of_their_own_sta
     def compiled():
         return "computed"
 
-    def load(function):
+    def own_load(function):
         return SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=function))
 
-    found = Loading(load)(compiled)._artifacts.compiled_fn
+    found = load(own_load, compiled)._artifacts.compiled_fn
     assert found() == "computed"
     assert getattr(found, METHOD)({"any": "configuration"}) is None
 
     compiled.finalize_loading = own = object()
-    assert Loading(load)(compiled)._artifacts.compiled_fn.finalize_loading is own
+    assert load(own_load, compiled)._artifacts.compiled_fn.finalize_loading is own
 
 
 def test_what_is_compiled_depends_on_the_number_of_threads_not_on_their_cores():
-    found = Factors(lambda: {CORES: "1", "OTHER": 2})()
+    found = factors(lambda: {CORES: "1", "OTHER": 2})
     assert found == {"OTHER": 2, "threads": torch.get_num_threads()}
 
 
