@@ -21,6 +21,7 @@ from cluster.placed_engine import check_placement
 from cluster.placement import Placed, place
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
 from cluster.sharded_target.sharded_pair import load_sharded
+from cluster.weights import check_weights
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked, remove_leftovers
 from specdec_core.base.observer import Observer
@@ -222,15 +223,10 @@ class RecordingWorker:
     def _check_weights(self, header: Header) -> None:
         if self.placed is not None:  # the weights are in other processes, maybe not on this node
             return
-        for name, weights in self.fingerprints().items():
-            recorded = header.fingerprints[name]
-            if weights == recorded or (name == TARGET and self.served is not None):
-                continue  # a served target need not be on this node
-            model = self.spec.target if name == TARGET else self.spec.drafts[name]
-            raise UserError(
-                f"{model}: other weights on the cluster's node {ray.util.get_node_ip_address()}"
-                f" than in the recording ({weights[:8]}, not {recorded[:8]})"
-            )
+        here = self.fingerprints()
+        if self.served is not None:
+            del here[TARGET]  # it need not be on this node
+        check_weights(self.spec, here, header.fingerprints, "the recording")
 
     def record(self, header: Header, batch: Batch, answers: list[Answer] | None = None) -> Shard:
         """Record the prompts of a shard, or a server's `answers` to them; again, where a process of

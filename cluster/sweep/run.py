@@ -255,7 +255,7 @@ class _Sweep(SweepState):
         count = len(self.requests)
         chunk = math.ceil(count / CHUNKS) if self.plan.early_stopping else count
         shared = self.pair, self.profile, self.requests, chunk, self.replay
-        return TrialTask(*shared, self.placement)
+        return TrialTask(*shared, self.placement, self.weights)
 
     def count(self) -> None:
         """Count every configuration: in parallel, or one after another on the devices of a
