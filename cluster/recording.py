@@ -29,7 +29,12 @@ from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Placement
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.losses import again_if_lost
-from specdec_core.models.fingerprints import TARGET, fingerprints, served_fingerprints
+from specdec_core.models.fingerprints import (
+    TARGET,
+    fetch_weights,
+    fingerprints,
+    served_fingerprints,
+)
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.find import FINISHED, finish
@@ -97,14 +102,14 @@ def run_recording(
 
 
 def weights_of(spec: PairSpec, served: str | None = None) -> dict[str, str]:
-    """The digest of each model's weights; of a `served` target, of its name. The weights of a hub
-    model must be loaded first."""
+    """The digest of each model's weights; of a `served` target, of its name. A recording process
+    downloads the weights of a hub model that are not here, without loading them."""
     try:
         return fingerprints(spec) if served is None else served_fingerprints(spec, served)
     except UserError:
         with ray_session(), _ending():
             needs = resources(spec.runner.threads, spec.runner.device)
-            return get(_start_worker(spec, served, needs).fingerprints.remote())
+            return get(_start_worker(spec, served, needs).fetched.remote())
 
 
 def _make(
@@ -206,6 +211,16 @@ class RecordingWorker:
         if self.served is not None:
             return served_fingerprints(self.pair.spec, self.served)
         return self.pair.fingerprints
+
+    def fetched(self) -> dict[str, str]:
+        """The digests without loading the models, which may need more devices than this process
+        has. Weights on the hub are downloaded."""
+        target = [self.spec.target] if self.served is None else []
+        for model in (*target, *self.spec.drafts.values()):
+            fetch_weights(model)
+        if self.served is not None:
+            return served_fingerprints(self.spec, self.served)
+        return fingerprints(self.spec)
 
     def describe(self) -> tuple[PairSpec, frozenset[int]]:
         """The pair with concrete device and data types, and its end tokens."""
