@@ -21,6 +21,7 @@ from cluster.placed_engine import check_placement
 from cluster.placement import Placed, place
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
 from cluster.sharded_target.sharded_pair import load_sharded
+from cluster.weights import check_weights
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked, remove_leftovers
 from specdec_core.base.observer import Observer
@@ -28,7 +29,12 @@ from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Placement
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.losses import again_if_lost
-from specdec_core.models.fingerprints import TARGET, fingerprints, served_fingerprints
+from specdec_core.models.fingerprints import (
+    TARGET,
+    fetch_weights,
+    fingerprints,
+    served_fingerprints,
+)
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import CacheLost
 from specdec_core.recordings.find import FINISHED, finish
@@ -96,14 +102,14 @@ def run_recording(
 
 
 def weights_of(spec: PairSpec, served: str | None = None) -> dict[str, str]:
-    """The digest of each model's weights; of a `served` target, of its name. The weights of a hub
-    model must be loaded first."""
+    """The digest of each model's weights; of a `served` target, of its name. A recording process
+    downloads the weights of a hub model that are not here, without loading them."""
     try:
         return fingerprints(spec) if served is None else served_fingerprints(spec, served)
     except UserError:
         with ray_session(), _ending():
             needs = resources(spec.runner.threads, spec.runner.device)
-            return get(_start_worker(spec, served, needs).fingerprints.remote())
+            return get(_start_worker(spec, served, needs).fetched.remote())
 
 
 def _make(
@@ -206,6 +212,16 @@ class RecordingWorker:
             return served_fingerprints(self.pair.spec, self.served)
         return self.pair.fingerprints
 
+    def fetched(self) -> dict[str, str]:
+        """The digests without loading the models, which may need more devices than this process
+        has. Weights on the hub are downloaded."""
+        target = [self.spec.target] if self.served is None else []
+        for model in (*target, *self.spec.drafts.values()):
+            fetch_weights(model)
+        if self.served is not None:
+            return served_fingerprints(self.spec, self.served)
+        return fingerprints(self.spec)
+
     def describe(self) -> tuple[PairSpec, frozenset[int]]:
         """The pair with concrete device and data types, and its end tokens."""
         return self.pair.spec, self.pair.eos_token_ids
@@ -222,15 +238,10 @@ class RecordingWorker:
     def _check_weights(self, header: Header) -> None:
         if self.placed is not None:  # the weights are in other processes, maybe not on this node
             return
-        for name, weights in self.fingerprints().items():
-            recorded = header.fingerprints[name]
-            if weights == recorded or (name == TARGET and self.served is not None):
-                continue  # a served target need not be on this node
-            model = self.spec.target if name == TARGET else self.spec.drafts[name]
-            raise UserError(
-                f"{model}: other weights on the cluster's node {ray.util.get_node_ip_address()}"
-                f" than in the recording ({weights[:8]}, not {recorded[:8]})"
-            )
+        here = self.fingerprints()
+        if self.served is not None:
+            del here[TARGET]  # it need not be on this node
+        check_weights(self.spec, here, header.fingerprints, "the recording")
 
     def record(self, header: Header, batch: Batch, answers: list[Answer] | None = None) -> Shard:
         """Record the prompts of a shard, or a server's `answers` to them; again, where a process of

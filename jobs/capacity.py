@@ -98,7 +98,7 @@ def main(
     folder = result_folder("capacity", name, recording.folder.name)
     requests = read_requests(trace, recording.header.pair) if trace is not None else ()
     if requests:
-        rate = mean_rate(requests)
+        rate = mean_rate(requests, f"--trace {trace}")
     pair = recording.header.pair
     if chosen.pair.drafts:  # the recording's pair may have another one first
         own = chosen.configuration.with_draft(next(iter(chosen.pair.drafts)))

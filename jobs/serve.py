@@ -299,7 +299,7 @@ def main(
     try:
         with (
             console.status("starting Ray Serve and loading the models") as status,
-            serving(start, host=host, port=port, tls=tls, drain=drain) as url,
+            serving(start, host=host, port=port, tls=tls, drain=drain, tell=console.print) as url,
         ):
             status.stop()
             _announce(url, start, tls_cert, config)

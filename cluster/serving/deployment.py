@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +195,7 @@ def serving(
     port: int = 8000,
     tls: Tls | None = None,
     drain: float = DRAIN,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -205,6 +206,7 @@ def serving(
         port: the port to listen on.
         tls: the certificate and key to encrypt with; unset, nothing is encrypted.
         drain: seconds that running requests may still take when the block is left.
+        tell: gets a line where a server at the port is waited for, which is ending.
 
     Raises:
         UserError: the port cannot be used, or the server failed.
@@ -215,11 +217,7 @@ def serving(
     # Another server on this cluster is another application.
     name = f"specdec-{port}"
     with ray_session():
-        if name in serve.status().applications:  # Ray Serve would replace it
-            raise UserError(
-                f"--port {port}: the cluster has a server at this port already; stop it, or what is"
-                " left of it by `serve shutdown`, or take another port"
-            )
+        _check_free(name, port, tell)
         check_room(start)  # nodes may be added for it
         start = replace(start, operation=new_operation(port))
         connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
@@ -243,6 +241,22 @@ def serving(
         finally:
             check_alive()  # else Ray Serve would be waited for in vain
             _end(name, drain)
+
+
+def _check_free(name: str, port: int, tell: Callable[[str], object]) -> None:
+    """Raises :class:`UserError` where the cluster has a server at the port, which Ray Serve would
+    replace. One that is ending is waited for, for a moment, after a line to `tell`."""
+    latest, told = monotonic() + _LEAVING, False
+    while (there := serve.status().applications.get(name)) is not None:
+        if there.status != ApplicationStatus.DELETING or monotonic() > latest:
+            raise UserError(
+                f"--port {port}: the cluster has a server at this port already; stop it, or what is"
+                " left of it by `serve shutdown`, or take another port"
+            )
+        if not told:
+            tell(f"--port {port}: waiting for the server there to end, {_LEAVING:g} s at most")
+        told = True
+        sleep(_LOOK)
 
 
 def start_serve(listening: HTTPOptions | None) -> None:

@@ -75,8 +75,9 @@ class Host:
             return 0.0
         return psutil.Process(process.pid).memory_info().rss / 2**20
 
-    def wait(self) -> None:
-        """Wait until processes can be started. Raises :class:`RuntimeError` if they cannot."""
+    async def wait(self) -> None:
+        """Wait until processes can be started, in no thread: that may be never. Raises
+        :class:`RuntimeError` if they cannot."""
 
     def close(self) -> None:
         """Give back what it holds."""

@@ -118,7 +118,7 @@ class Fleet(Generic[S]):
         await asyncio.sleep(replica.pause)
         try:
             # Without the lock: the devices of a lost node may never be there again.
-            await asyncio.to_thread(old.host.wait)
+            await old.host.wait()
             async with self._changing:
                 if replica.served is not old or self._current(replica):
                     return replica

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from subprocess import Popen, TimeoutExpired
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ from cluster.placed_engine import placed_engine
 from cluster.placement import release
 from cluster.serving.engine_main import connected, decode
 from cluster.serving.engine_process import Host, Process, start_process
-from cluster.session import get, listening_address, start_actor
+from cluster.session import listening_address, start_actor
 from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import Placement
@@ -81,18 +82,19 @@ class DeviceHost(Host):
     def memory(self, process: Process) -> float:
         return 0.0  # it may be on another node
 
-    def wait(self) -> None:
+    async def wait(self) -> None:
         end = monotonic() + _AGAIN
         while True:
             try:
-                self._id = get(self._actor.ready.remote())
+                self._id = await self._actor.ready.remote()
                 break
             except RayError as error:
                 # Ray refuses calls of a holder that it starts again.
                 if not isinstance(error, ActorUnavailableError) or monotonic() > end:
                     raise RuntimeError(f"its devices are lost: {error}") from None
-                sleep(_LOOK)
-        self.address = listening_address()  # known once the holder has a node
+                await asyncio.sleep(_LOOK)
+        # Known once the holder has a node. Ray answers in a moment, but keeps its caller waiting.
+        self.address = await asyncio.to_thread(listening_address)
 
     def close(self) -> None:
         ray.kill(self._actor)

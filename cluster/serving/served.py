@@ -258,9 +258,9 @@ class ServedEngine(Served):
                 "an engine on placed devices is not replaced while it serves: serve the other"
                 " configuration on another port, and stop this server when its clients have moved"
             )
+        await engine.host.wait()
 
         def start() -> ServedEngine:
-            engine.host.wait()
             # With this engine's device and the data type of its target.
             own, same = engine.pair.spec, deployment.pair == self.deployment.pair
             spec = own if same else run_as(own, deployment.pair)

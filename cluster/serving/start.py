@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -127,7 +128,7 @@ class Start:
         child = self.replicas == 1 and self.placement is None
         host = HERE if child else DeviceHost(self.needs, self.placement)
         try:
-            host.wait()
+            asyncio.run(host.wait())  # this thread has no event loop
             engine = EngineProcess(
                 deployment.pair,
                 deployment.configuration,

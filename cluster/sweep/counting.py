@@ -6,7 +6,8 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,7 @@ class _Counting:
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch,
             needs_room(self.record.sweep.folder.path, any_file=True),
+            self.record.refusing(),
         ):
             tune.Tuner(
                 tune.with_resources(trial, needs or NOTHING),
@@ -167,6 +169,7 @@ class _Record(tune.Callback):
         self.lost: list[Configuration] = []
         self.reason = ""  # of the last error
         self.ids_failed: set[str] = set()
+        self.refused: str | None = None  # why a node counts nothing, which ends the sweep
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks to restore them; this one lives in the driver alone.
@@ -177,6 +180,9 @@ class _Record(tune.Callback):
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         counted: Counted = result.pop("counted")  # before Tune writes the result
+        if counted.refused is not None:
+            self.refused = counted.refused
+            raise UserError(self.refused)
         for finished in counted.trials:
             if not finished.finished and not result["done"]:
                 continue
@@ -196,6 +202,16 @@ class _Record(tune.Callback):
             for configuration in grouped(trial.config)
             if configuration.id not in self.saved | self.ids_failed
         ]
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """The refusal of a node, which Tune wraps, becomes a :class:`UserError` again."""
+        try:
+            yield
+        except tune.TuneError:
+            if self.refused is None:
+                raise
+            raise UserError(self.refused) from None
 
     def take_lost(self) -> list[Configuration]:
         """The configurations lost since the last call."""

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.placement import Placed, place
 from cluster.session import Remote, alive_nodes, start_actor
 from cluster.sharded_target.sharded_pair import load_sharded
-from specdec_core.base.environment import environment
+from specdec_core.base.environment import environment, machine
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.cost import Profile
@@ -84,6 +84,10 @@ class MeasuringProcess:
     def environment(self) -> dict[str, str]:
         """Code, hardware and library versions here."""
         return environment()
+
+    def machine(self) -> dict[str, str]:
+        """What the times that are measured here depend on."""
+        return machine()
 
     def profile(self, configurations: Sequence[Configuration], **options: Any) -> Profile:
         """Measure the cost of forwards, and of the policies of `configurations`."""

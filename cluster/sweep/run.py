@@ -196,8 +196,11 @@ class _Sweep(SweepState):
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
         """Write the plan, the pair and the profile. Make the result, or read that of a sweep that
-        was interrupted under its workload."""
+        was interrupted under its workload. Raises :class:`UserError` where the sweep began with
+        other weights, or on another machine whose times it kept."""
         self.folder.keep_weights(self.weights)
+        if self.plan.profile is None:  # else nothing is timed
+            self.folder.keep_machine(self.measuring.machine())
         self.folder.begin(self.plan.given, identity)
         self.folder.save_pair(self.pair)
         self.profile = self._profile()
@@ -255,7 +258,7 @@ class _Sweep(SweepState):
         count = len(self.requests)
         chunk = math.ceil(count / CHUNKS) if self.plan.early_stopping else count
         shared = self.pair, self.profile, self.requests, chunk, self.replay
-        return TrialTask(*shared, self.placement)
+        return TrialTask(*shared, self.placement, self.weights)
 
     def count(self) -> None:
         """Count every configuration: in parallel, or one after another on the devices of a

@@ -20,6 +20,7 @@ from typing import Any
 from cluster.load.cores import Cores
 from cluster.sweep.run import pair_of
 from cluster.sweep.server_stages import LEAST, LOGS, ServerStages
+from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import remember
@@ -99,6 +100,8 @@ def run_server_sweep(
         expressed = sweep.express(plan.configurations or ())
         held.enter_context(folder.lock())
         remember(home)
+        if plan.profile is None:  # races begin anew on another machine, the steps' costs are kept
+            folder.keep_machine(machine())
         folder.begin(plan.given, identity)
         folder.save_pair(pair.spec)
         (folder.path / LOGS).mkdir(exist_ok=True)

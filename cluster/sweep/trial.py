@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from ray import tune
 
 from cluster.placed_engine import loaded_pair
+from cluster.weights import OtherWeights, check_weights
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.cost import Profile
@@ -39,7 +40,7 @@ _CONFIGURATIONS = TypeAdapter(list[Configuration])
 class TrialTask:
     """The work that all trials of a sweep share. The scheduler may stop a configuration after each
     `chunk` prompts; `replay` holds the same prompts. What is decoded is decoded on the devices of
-    `placement`, if any."""
+    `placement`, if any, or else by models with these `weights`, fingerprints by name."""
 
     pair: PairSpec
     profile: Profile
@@ -47,6 +48,7 @@ class TrialTask:
     chunk: int
     replay: Replay | None = None
     placement: Placement | None = None
+    weights: Mapping[str, str] = field(default_factory=dict)
 
     def replays(self, configuration: Configuration) -> bool:
         """Whether `configuration` can be replayed."""
@@ -61,6 +63,7 @@ class Counted:
     trials: list[Trial] = field(default_factory=list, repr=False)
     failed: list[tuple[Configuration, str]] = field(default_factory=list)  # with the reasons
     rounds: bytes | None = field(default=None, repr=False)  # all so far, as Parquet, if decoded
+    refused: str | None = None  # why nothing can be counted on this node
 
 
 def group(configurations: Sequence[Configuration]) -> str:
@@ -92,7 +95,11 @@ class CountTrial(tune.Trainable):
     @cached_property
     def engine(self) -> Engine:
         # Configurations are counted one after another, so the models are loaded once.
-        return Engine(self.held.enter_context(loaded_pair(self.task.pair, self.task.placement)))
+        task = self.task
+        pair = self.held.enter_context(loaded_pair(task.pair, task.placement))
+        if task.placement is None:  # else the weights are in other processes
+            check_weights(pair.spec, pair.fingerprints, task.weights, "the sweep")
+        return Engine(pair)
 
     def cleanup(self) -> None:
         self.__dict__.pop("engine", None)
@@ -113,6 +120,9 @@ class CountTrial(tune.Trainable):
                     prompts = len(self.generations)
             except CacheLost:
                 raise  # the trial is lost, and what it was counting is counted again
+            except OtherWeights as error:
+                counted.refused = str(error)
+                break
             except Exception as error:
                 told = isinstance(error, UserError)
                 reason = str(error) if told else traceback.format_exception_only(error)[-1].strip()

@@ -26,7 +26,7 @@ from dashboards.outputs.mlflow_runs import log_run
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
 from dashboards.store import artifact, connect, every, no_store, runs_where, store_name
-from dashboards.tracking.certificates import fetch, model_of, tag_version
+from dashboards.tracking.certificates import WEIGHTS, fetch, model_of, tag_version
 from dashboards.tracking.trial_runs import trial_run
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, atomic_path
@@ -43,7 +43,6 @@ Alias = Literal["champion", "challenger", "previous"]
 CHAMPION: Alias = "champion"
 PREVIOUS: Alias = "previous"
 SOURCE = f"{CHAMPION}/{CHAMPION}.yaml"
-WEIGHTS = f"{CHAMPION}/weights.json"  # digests of what it was registered with, where all was there
 SERVER = "specdec.server"  # tag of a registered model: the server that its champions are of
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
 

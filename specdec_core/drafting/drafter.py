@@ -91,7 +91,8 @@ class Drafter:
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         """The round is committed and the request continues: `sequence.tokens` now ends in the
-        path's tokens and one of the target's own."""
+        path's tokens and one of the target's own; without that after a node that the target has not
+        read."""
         for part in self.parts:
             part.observe(sequence, outcome)
 

@@ -97,8 +97,10 @@ class TokenCacheDrafter(Lookup):
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if self.settings.learn_from == "output":
             return
-        # The round added the path and the target's own token.
-        before = sequence.tokens[-outcome.accepted - 2]
+        # The round added the path and the target's own token; no own token after a candidate that
+        # arrived late, which the target has not read.
+        late = bool(outcome.path) and outcome.path[-1] >= outcome.tree.read
+        before = sequence.tokens[-outcome.accepted - 2 + late]
         for key, phrase in useful_phrases(outcome, before, self.settings.phrase_length):
             self.learn(sequence, key, phrase)
 

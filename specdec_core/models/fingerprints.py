@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from specdec_core.base.digests import files_digest
@@ -10,7 +11,7 @@ from specdec_core.base.errors import UserError, os_reason
 from specdec_core.base.names import digest_name
 from specdec_core.config import PairSpec
 from specdec_core.models.location import located
-from specdec_core.models.reading import read_config
+from specdec_core.models.reading import CONFIG, read_config, reading
 
 # In the order in which transformers looks for them.
 _WEIGHTS = (
@@ -79,6 +80,25 @@ def model_folder(model_name: str) -> Path:
         raise UserError(
             f"{model_name}: no such folder, and no model of that name in the hub's cache"
         ) from None
+
+
+def fetch_weights(model_name: str) -> None:
+    """Download the weights and the configuration of a model on the hub, unless they are on this
+    machine; nothing is loaded. Raises :class:`UserError` where they cannot be downloaded."""
+    with suppress(UserError):
+        if all(file.exists() for file in weight_files(model_name, model_folder(model_name))):
+            return
+    path = located(model_name)
+    if Path(path).is_dir():  # its fingerprint says what is missing
+        return
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    with reading(model_name, "be had from the hub"):
+        there = list_repo_files(path)
+        first = [name for name in _WEIGHTS if name in there][:1]
+        folder = Path(snapshot_download(path, allow_patterns=[CONFIG, *first]))
+        files = weight_files(model_name, folder)
+        snapshot_download(path, allow_patterns=[str(file.relative_to(folder)) for file in files])
 
 
 def weight_files(model_name: str, folder: Path) -> list[Path]:

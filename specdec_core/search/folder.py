@@ -3,6 +3,7 @@
     plan.yaml         the plan as the user wrote it, and its digest
     pair.json         the pair with the data types that every process uses
     weights.json      the digest of each model, head and saved state
+    machine.json      the processors and the torch that times are taken with
     profile.json      what forwards cost
     trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, unless it was
                       replayed: a replay yields them at any time
@@ -107,6 +108,22 @@ class SweepFolder:
         """What :meth:`keep_weights` wrote; None where nothing is."""
         path = self.path / "weights.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def keep_machine(self, machine: Mapping[str, str]) -> None:
+        """Write what times are taken with, as :func:`specdec_core.base.environment.machine` says
+        it. Raises :class:`UserError` where the sweep began on another kind of machine: what it kept
+        depends on that one's times."""
+        path = self.path / "machine.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(dict(machine), indent=1))
+            return
+        begun = json.loads(path.read_text())
+        facts = [(n, begun.get(n, "none"), machine.get(n, "none")) for n in {**begun, **machine}]
+        if other := [f"{name} {was}, not {now}" for name, was, now in facts if was != now]:
+            raise UserError(
+                f"{self.path} has times of another machine ({', '.join(other)}); resume it there,"
+                " or give --fresh to start beside it"
+            )
 
     def finish(self) -> None:
         write_atomically(self.path / "finished", "")

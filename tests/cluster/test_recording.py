@@ -171,6 +171,13 @@ def test_a_node_with_other_weights_is_one_line(recorded, tiny_spec):
         RecordingWorker(tiny_spec).ready(other)
 
 
+def test_weights_that_the_driver_lacks_are_known_before_anything_is_loaded(tiny_spec, tiny_pair):
+    """A target that is to be split may not fit into one process."""
+    worker = RecordingWorker(tiny_spec)
+    assert worker.fetched() == tiny_pair.fingerprints
+    assert worker.loaded is None
+
+
 class Sleeper:
     """Records a shard, which is a number of seconds."""
 

@@ -111,12 +111,23 @@ def test_the_rate_of_replicas_under_another_machines_times(command, home, tmp_pa
     assert list(home.glob("capacity/some-????????-??????/capacity.md"))  # without --name
 
 
+def trace_file(path, arrivals):
+    lines = [{"arrival": at, "prompt_tokens": 40, "output_tokens": 30} for at in arrivals]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
 def test_replicas_for_a_trace(simulated, home):
-    lines = [{"arrival": n / 50, "prompt_tokens": 40, "output_tokens": 30} for n in range(100)]
-    (home / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    shown = printed(simulated("--traces", "some", "--trace", home / "t.jsonl", "--slo", "ttft=1"))
+    trace = trace_file(home / "t.jsonl", [60 + n / 50 for n in range(100)])
+    shown = printed(simulated("--traces", "some", "--trace", trace, "--slo", "ttft=1"))
     assert "100 requests of" in shown
-    assert "50.5 requests a second" in shown
+    assert "50.5 requests a second" in shown  # from the first arrival on
+
+
+def test_a_trace_whose_requests_all_come_at_the_same_time_has_no_rate(simulated, home):
+    trace = trace_file(home / "once.jsonl", [3, 3, 3])
+    refused = simulated("--traces", "some", "--trace", trace, "--slo", "ttft=1")
+    assert_refused(refused, r"--trace .*once.jsonl: no rate: every request arrives at 3 s; ")
 
 
 def test_forwards_of_one_row_are_refused_where_requests_are_decoded_together(home, command):
@@ -130,8 +141,8 @@ def test_forwards_of_one_row_are_refused_where_requests_are_decoded_together(hom
 
 def test_a_traces_own_prompts_are_as_long_in_the_simulation(simulated, home):
     """In tokens of the target: longer than any that was recorded."""
-    line = {"arrival": 0, "prompt": "y = 2 + " * 60, "max_new_tokens": 4}
-    (home / "long.jsonl").write_text(json.dumps(line))
+    lines = [{"arrival": at, "prompt": "y = 2 + " * 60, "max_new_tokens": 4} for at in (0, 1)]
+    (home / "long.jsonl").write_text("\n".join(map(json.dumps, lines)))
     trace = ("--traces", "some", "--trace", home / "long.jsonl", "--slo", "latency=60")
     short = simulated(*trace, "--cache-tokens", 256)
     assert_refused(short, "--cache-tokens 256: too few for the longest prompt")

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from specdec_core.base.errors import UserError
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
@@ -254,6 +255,13 @@ def greatest_rate(
     return search
 
 
-def mean_rate(trace: Sequence[TraceRequest]) -> float:
-    """Requests a second over a trace's length."""
-    return len(trace) / max(trace[-1].arrival, 1e-9)
+def mean_rate(trace: Sequence[TraceRequest], where: str) -> float:
+    """Requests a second from a trace's first arrival to its last. Raises :class:`UserError`, which
+    names the trace as `where`, if all arrive at the same time."""
+    first, last = trace[0].arrival, trace[-1].arrival
+    if first == last:
+        raise UserError(
+            f"{where}: no rate: every request arrives at {first:g} s; expected arrivals that are"
+            " spread over some seconds"
+        )
+    return len(trace) / (last - first)

@@ -229,7 +229,8 @@ def test_a_server_that_the_cluster_has_at_the_port_is_not_replaced(
     ray_running, bare_home, tiny_spec, monkeypatch
 ):
     port = free_port()
-    there = SimpleNamespace(applications={f"specdec-{port}": "running"})
+    running = SimpleNamespace(status=ApplicationStatus.RUNNING)
+    there = SimpleNamespace(applications={f"specdec-{port}": running})
     monkeypatch.setattr(deployment.serve, "status", lambda: there)
     start = Start(deployment.deployment_of(tiny_spec, FOUR))
     with (
@@ -237,3 +238,32 @@ def test_a_server_that_the_cluster_has_at_the_port_is_not_replaced(
         deployment.serving(start, port=port),
     ):
         pass
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_server_that_is_ending_at_the_port_is_waited_for(
+    ray_running, bare_home, tiny_spec, monkeypatch, leaves
+):
+    port, told = free_port(), []
+    ending = {f"specdec-{port}": SimpleNamespace(status=ApplicationStatus.DELETING)}
+    seen = [ending, ending, {}] if leaves else [ending] * 3
+    looks = iter(seen)
+
+    def status():
+        return SimpleNamespace(applications=next(looks, seen[-1]))
+
+    def check_room(_):
+        raise UserError("nothing is started here")
+
+    monkeypatch.setattr(deployment.serve, "status", status)
+    monkeypatch.setattr(deployment, "check_room", check_room)
+    monkeypatch.setattr(deployment, "_LEAVING", 60.0 if leaves else 0.15)
+    start = Start(deployment.deployment_of(tiny_spec, FOUR))
+    expected = "nothing is started here" if leaves else f"--port {port}: the cluster has a server"
+    with (
+        pytest.raises(UserError, match=expected),
+        deployment.serving(start, port=port, tell=told.append),
+    ):
+        pass
+    [line] = told
+    assert f"--port {port}: waiting for the server there to end" in line

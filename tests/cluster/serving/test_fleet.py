@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -243,7 +243,9 @@ async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
 
 
 async def test_a_replica_whose_devices_are_lost_holds_up_no_other(tiny_pair, expected, monkeypatch):
-    fleet, there = here(tiny_pair, [FOUR, FOUR]), threading.Event()
+    """Nor does it keep the thread that the other needs."""
+    fleet, there = here(tiny_pair, [FOUR, FOUR]), asyncio.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     monkeypatch.setattr(fleet.replicas[1].served.loop.engine.host, "wait", there.wait)
 
     async with fleet:

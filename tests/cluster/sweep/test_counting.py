@@ -1,6 +1,7 @@
 """Tune counts every configuration once, in as many processes as there is room for."""
 
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from ray.cloudpickle import register_pickle_by_value
 from cluster.sweep import counting
 from cluster.sweep.counting import count_all
 from cluster.sweep.state import SweepState
-from cluster.sweep.trial import Counted, grouped
+from cluster.sweep.trial import Counted, CountTrial, TrialTask, group, grouped
 from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.engine import Request
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
@@ -104,6 +107,13 @@ class FailingTrial(IdleTrial):
         return result
 
 
+class RefusingTrial(IdleTrial):
+    """Is on a node that counts nothing."""
+
+    def step(self):
+        return super().step() | {"counted": Counted(refused="target: other weights"), "done": False}
+
+
 def count(folder, tell, trial=IdleTrial):
     """Count what `folder` does not hold, with trials that take next to no time."""
     own = SweepFolder(folder / "sweeps" / "idle")
@@ -155,6 +165,31 @@ def test_a_search_of_which_every_configuration_fails_ends_in_one_line(ray_runnin
     with pytest.raises(UserError, match="no configuration could be counted: too long"):
         count(tmp_path, heard, FailingTrial)
     assert len(heard.warnings) == COUNT
+
+
+def test_a_node_with_other_weights_ends_counting_in_one_line(ray_running, tmp_path):
+    register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
+    heard = HeardSweep()
+    with pytest.raises(UserError, match=r"^target: other weights$"):
+        count(tmp_path, heard, RefusingTrial)
+    assert heard.warnings == []  # not one for each configuration
+
+
+def test_a_trial_refuses_models_with_other_weights_than_the_sweeps(ray_running, tiny_pair):
+    prompt = tuple(tiny_pair.tokenizer("def main():")["input_ids"])
+    profile = PLAN.profile.of(tiny_pair.spec.drafts)
+    shared = tiny_pair.spec, profile, (Request("a", prompt, 4),), 1
+    asked = {"configurations": group([AUTOREGRESSIVE])}
+    for weights, refused in ((tiny_pair.fingerprints, False), ({"target": "0" * 16}, True)):
+        task = TrialTask(*shared, weights=weights)
+        trial = tune.with_parameters(CountTrial, task=task)(asked)
+        counted = trial.train()["counted"]
+        trial.stop()
+        assert len(counted.trials) == (not refused)
+        assert counted.failed == []
+        if refused:
+            found = r"/target: other weights on the cluster's node [0-9.]+ than in the sweep \("
+            assert re.search(found, counted.refused)
 
 
 @pytest.mark.long

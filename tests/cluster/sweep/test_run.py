@@ -211,6 +211,11 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     with pytest.raises(UserError, match="other weights of draft"):
         run_sweep(plan, tmp_path)
     (folder.path / "weights.json").write_text(json.dumps(weights))
+    machine = (folder.path / "machine.json").read_text()
+    (folder.path / "machine.json").write_text(json.dumps({**json.loads(machine), "cpu": "another"}))
+    with pytest.raises(UserError, match=r"has times of another machine \(cpu another, not"):
+        run_sweep(plan, tmp_path)
+    (folder.path / "machine.json").write_text(machine)
     heard = HeardSweep()
     resumed, _ = run_sweep(plan, tmp_path, observer=heard)
     assert heard.finished == []

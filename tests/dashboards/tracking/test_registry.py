@@ -107,6 +107,23 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     assert find_certificate(logged.pair, configuration) == certificate
 
 
+def test_a_version_is_certified_on_the_weights_that_it_is_registered_with_alone(
+    home, logged, monkeypatch, caplog
+):
+    name, client = logged.pair.name, MlflowClient(tracking_uri())
+    certificate = certificate_of(logged.pair, logged.champion_trial.configuration)
+    others = dict.fromkeys(certificate.fingerprints, "0" * 16)
+    assert attach(certificate.model_copy(update={"fingerprints": others})) == []
+    assert f"version 1 of {name} was registered with other weights" in caplog.text
+    assert client.get_model_version(name, "1").tags["certified"] == "false"
+    assert attach(certificate) == [f"version 1 of {name}"]
+    monkeypatch.setattr(registry, "weights_here", lambda *_: others)  # trained since
+    assert register(logged, logged.champion) == 1
+    tags = client.get_model_version(name, "1").tags
+    assert tags["certified"] == "false"
+    assert "certificate" not in tags
+
+
 def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(home, logged):
     name = logged.pair.name
     other = next(t for t in logged.trials if t.id != logged.champion)

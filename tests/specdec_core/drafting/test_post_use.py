@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.drafter import Outcome
 from specdec_core.drafting.phrases import PhrasePool
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
@@ -15,7 +16,7 @@ from specdec_core.drafting.token_cache import TokenCacheDrafter, TokenCacheSetti
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.statistics import Counts, TokenOrigin
-from specdec_core.tokens.token_tree import ROOT
+from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import generate, sequence
 from tests.specdec_core.fits import fit
 
@@ -176,6 +177,21 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair):
     assert phrases_seen > 5
     assert behind_rejections > 5
     assert all(learned[-20:])
+
+
+def test_a_phrase_is_learned_after_its_own_token_where_a_late_candidate_was_accepted():
+    """A candidate of PEARL that the target has not read: the round adds no token of the target's
+    own after it."""
+    cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=4))
+    own = sequence([1, 2])
+    cache.open([own])
+    tree = TokenTree.chain([4], TokenOrigin.DRAFT)
+    tree.graft(ROOT, [5], TokenOrigin.CACHE)
+    tree.fed = len(tree)
+    late = tree.add(6, 0, TokenOrigin.DRAFT)
+    own.tokens += [4, 6]
+    cache.observe(own, Outcome(tree, [0, late], [5, 6, 8], 0.0))
+    assert {key: cache.phrases(own, key, 9) for key in (1, 2)} == {1: [], 2: [(5, 8)]}
 
 
 @pytest.mark.parametrize(

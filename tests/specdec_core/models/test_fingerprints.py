@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from specdec_core.base import digests as module
 from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
-from specdec_core.models.fingerprints import fingerprint
+from specdec_core.models.fingerprints import fetch_weights, fingerprint
 
 WEIGHTS = "model.safetensors"
 
@@ -72,6 +72,39 @@ def test_every_shard_of_a_model_counts(model):
     (model / "model-1.safetensors").unlink()
     with pytest.raises(UserError, match=r"model-1\.safetensors: no such file"):
         fingerprint(str(model))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_weights_of_a_hub_model_are_downloaded_once_and_no_other_file(
+    sharded, tiny_pair_folders, tmp_path, monkeypatch
+):
+    hub = Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "hub"))
+    files = {"config.json", WEIGHTS}
+    if sharded:
+        (hub / WEIGHTS).rename(hub / "model-1.safetensors")
+        index = {"weight_map": {"a": "model-1.safetensors"}}
+        (hub / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+        files = {"config.json", f"{WEIGHTS}.index.json", "model-1.safetensors"}
+    (hub / "pytorch_model.bin").write_bytes(b"the same again")
+    cache, asked = tmp_path / "cache", []
+    cache.mkdir()
+
+    def download(name, local_files_only=False, allow_patterns=()):
+        assert name == "some/model"
+        if not local_files_only:
+            asked.append(allow_patterns)
+        for file in allow_patterns:
+            shutil.copy(hub / file, cache)
+        return str(cache)
+
+    there = [file.name for file in hub.iterdir()]
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda name: there)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    for _ in range(2):
+        fetch_weights("some/model")
+    assert {file.name for file in cache.iterdir()} == files
+    assert len(asked) == 2
+    assert fingerprint("some/model") == fingerprint(str(hub))
 
 
 def test_large_files_are_not_read_whole(tmp_path):

@@ -24,6 +24,17 @@ def test_results_of_other_weights_are_not_gone_on_with(tmp_path):
     assert folder.weights() == weights
 
 
+def test_times_of_two_machines_are_not_mixed(tmp_path):
+    folder, machine = SweepFolder(tmp_path / "sweep"), {"cpu": "Xeon × 8", "torch": "2.13.0"}
+    for _ in range(2):
+        folder.keep_machine(machine)
+    moved = r"another machine \(cpu Xeon × 8, not Xeon × 16\); resume it there, or give --fresh"
+    with pytest.raises(UserError, match=moved):
+        folder.keep_machine(machine | {"cpu": "Xeon × 16"})
+    with pytest.raises(UserError, match="gpu none, not H200"):
+        folder.keep_machine(machine | {"gpu": "H200"})
+
+
 def test_a_head_that_was_trained_anew_is_another_one(tiny_pair, tmp_path):
     policy = SpecDecPlusPlusSettings(head=str(tmp_path / "head"))
     asked = [Configuration(drafter=DraftModelSettings(policy=policy)), Configuration()]
