@@ -30,7 +30,7 @@ from specdec_core.servers.answers import ServerAddress, served_pair
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.model_files import models_in
 from specdec_core.servers.process import running
-from specdec_core.servers.server import Mode, Server
+from specdec_core.servers.server import Mode, ServedMode, Server
 
 WEIGHTS = "the target's weights in float32"
 
@@ -64,17 +64,15 @@ def check_engine(
     mode = server.mode_of(configuration, models_in(server, pair))
     if mode.autoregressive:
         raise UserError(f"{server.title}: {configuration.label} drafts nothing, which is no change")
-    with TemporaryDirectory() as scratch, _started(server, pair, mode, clients, scratch) as found:
-        answerer, version, settings = found
+    with _started(server, pair, mode, clients) as (answerer, served):
         speculated = server_outputs(answerer, asked, clients, observer)
-    plain = Mode(server.title, {})
-    with TemporaryDirectory() as scratch, _started(server, pair, plain, clients, scratch) as found:
-        answerer, *_ = found
+    version, plain = served.version, Mode(server.title, {})
+    with _started(server, pair, plain, clients) as (answerer, _):
         checks, compared = _compared(
             speculated, asked, pair, clients, observer, answerer, f"{version} without speculation"
         )
     certified = CertifiedServer(
-        name=server.name, version=version, settings=settings, reference=compared
+        name=server.name, version=version, settings=served.settings, reference=compared
     )
     return ServerChecks(checks, certified, pair.spec)
 
@@ -137,18 +135,16 @@ def _compared(
 
 @contextmanager
 def _started(
-    server: Server, pair: Pair, mode: Mode, clients: int, scratch: str
-) -> Iterator[tuple[AnswerServer, str, dict[str, object]]]:
-    """A server in a mode during the block, with its version and settings."""
-    served = server.served(pair, mode, (), Path(scratch))
+    server: Server, pair: Pair, mode: Mode, clients: int
+) -> Iterator[tuple[AnswerServer, ServedMode]]:
+    """A server in a mode during the block, and how it was started."""
     log = log_file(f"certify-{server.name}-{os.getpid()}")
-    process = served.process(mode.name, clients, log)
-    with running(process) as url, _open(ServerAddress(url=url), pair) as answerer:
-        yield answerer, served.version, served.settings
+    with TemporaryDirectory() as scratch:
+        served = server.served(pair, mode, (), Path(scratch))
+        process = served.process(mode.name, clients, log)
+        with running(process) as url, _open(ServerAddress(url=url), pair) as answerer:
+            yield answerer, served
 
 
-@contextmanager
-def _open(address: ServerAddress, pair: Pair) -> Iterator[AnswerServer]:
-    server = AnswerServer(address.url, pair.tokenizer, pair.eos_token_ids, address.model)
-    with closing(server):
-        yield server
+def _open(address: ServerAddress, pair: Pair) -> closing[AnswerServer]:
+    return closing(AnswerServer(address.url, pair.tokenizer, pair.eos_token_ids, address.model))

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from functools import reduce
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,24 +22,6 @@ COMING = 60.0  # seconds that other ranks may take to connect, once all have the
 SMALL = 32 << 10  # bytes that a socket buffers even if the other end does not read
 
 
-class Exchange(Protocol):
-    """Rank `rank` of `parts`."""
-
-    rank: int
-    parts: int
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, on every rank."""
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """All ranks' tensors, by rank, on the first rank; an empty list on the other ranks."""
-
-    def send(self, tensor: Tensor, to: int) -> None: ...
-
-    def receive(self, like: Tensor, by: int) -> Tensor:
-        """What rank `by` sends: a tensor of the shape and data type of `like`."""
-
-
 def all_agree(exchange: Exchange, device: torch.device, own: bool) -> bool:
     """Whether every rank's `own` is true; exchanged by a tensor on `device`."""
     votes = exchange.sum(torch.tensor([float(own)], device=device))
@@ -48,17 +29,19 @@ def all_agree(exchange: Exchange, device: torch.device, own: bool) -> bool:
 
 
 class NcclExchange:
-    """Through the default process group; for GPUs."""
+    """Rank `rank` of `parts`, through the default process group; for GPUs."""
 
     def __init__(self, rank: int, parts: int) -> None:
         self.rank, self.parts = rank, parts
 
     def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of all ranks' tensors, on every rank."""
         total = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
+        """All ranks' tensors, by rank, on the first rank; an empty list on the other ranks."""
         tensor = tensor.contiguous()
         pieces = [torch.empty_like(tensor) for _ in range(self.parts)] if self.rank == 0 else []
         dist.gather(tensor, pieces or None, dst=0)
@@ -68,6 +51,7 @@ class NcclExchange:
         dist.send(tensor.contiguous(), to)
 
     def receive(self, like: Tensor, by: int) -> Tensor:
+        """What rank `by` sends: a tensor of the shape and data type of `like`."""
         received = like.new_empty(like.shape)
         dist.recv(received, by)
         return received
@@ -134,3 +118,6 @@ class SocketExchange:
         """All ranks' tensors in the same order, so that all sums are equal to the last bit."""
         ranks = range(self.parts)
         return [tensor if rank == self.rank else self.receive(tensor, rank) for rank in ranks]
+
+
+Exchange = NcclExchange | SocketExchange
