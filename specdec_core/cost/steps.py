@@ -70,9 +70,12 @@ class StepTimes(Value):
 
 
 def _fit(cost: ForwardCost, measured: Sequence[Measurement]) -> ForwardTerms:
-    """A fit to measured forwards, and to prompts that are prefilled."""
+    """A fit to measured forwards, and to prompts that are prefilled. A prompt takes at least as
+    long as a token: what a server's draft takes for one is a difference of whole steps, and as
+    little as nothing, which as a relative error would outweigh all forwards."""
     prompts = _PROMPTS if cost.prefill is not None else ()
-    return _fitted(tuple(measured), tuple((n, cost.prefill_seconds(n)) for n in prompts))
+    seconds = [max(cost.prefill_seconds(n), cost.seconds(1, n)) for n in prompts]
+    return _fitted(tuple(measured), tuple(zip(prompts, seconds, strict=True)))
 
 
 @lru_cache

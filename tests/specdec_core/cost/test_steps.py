@@ -76,6 +76,21 @@ def test_a_profile_tells_step_times():
     assert (times.per_step, times.per_row) == pytest.approx((9e-4, 1e-4))
 
 
+@pytest.mark.parametrize("prompt", [1e-6, 2e-3, 5e-2])
+def test_prompts_that_cost_a_draft_nothing_do_not_make_its_forwards_free(prompt):
+    # As a server's profile has them: the difference of whole steps may be as little as nothing.
+    measurements = [
+        Measurement(width=1, context=context, batch=batch, seconds=5e-3 + 1e-3 * batch)
+        for context in (64, 256)
+        for batch in (1, 4, 8)
+    ]
+    cost = ForwardCost.fit(measurements).with_prefill({32: prompt, 128: prompt, 384: prompt})
+    times = StepTimes.of(profile_of(cost, {"draft": cost})).draft("draft")
+    for measured in measurements:
+        taken = times.seconds(Work.of([(1, measured.context)] * measured.batch))
+        assert taken == pytest.approx(measured.seconds, rel=0.2)
+
+
 def test_constant_forward_times_do_not_depend_on_the_rows():
     times = StepTimes.of(constant_profile(0.2, 0.01, "small", autoregressive_forward=0.1))
     for rows in (1, 64):
