@@ -122,8 +122,8 @@ def _certified(client: MlflowClient, version: ModelVersion, server: str | None) 
 def _of_its_weights(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> bool:
     """Whether a certificate is of the weights that a version was registered with, as far as both
     are known: of a server's target perhaps only the name is."""
-    folder = WEIGHTS.partition("/")[0]
-    if WEIGHTS not in [file.path for file in client.list_artifacts(version.run_id, folder)]:
+    folder, run = WEIGHTS.partition("/")[0], version.run_id
+    if run is None or WEIGHTS not in [file.path for file in client.list_artifacts(run, folder)]:
         return True
     with TemporaryDirectory() as scratch:
         registered = json.loads(artifact(client, version, WEIGHTS, scratch).read_text())
